@@ -1,0 +1,1 @@
+"""How much to draft, from what was known before the round (law 4)."""

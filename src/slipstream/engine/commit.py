@@ -1,0 +1,120 @@
+"""The commit of a round: a verdict becomes emitted tokens, text, counters and a cache path, row by row.
+
+One transfer brings the verdict to the host; nothing here decides what is accepted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from slipstream.engine.stats import Clock
+from slipstream.sampling import token_logprobs
+from slipstream.types import Delta, Draft, Laws, Rngs, Scores, Sequence, Token, Verdict
+
+
+@dataclass
+class Round:
+    """What one round has so far."""
+
+    rows: list[Sequence]
+    rngs: Rngs
+    draft: Draft
+    clock: Clock = field(default_factory=Clock)
+    scores: Scores | None = None
+    laws: Laws = field(default_factory=Laws)
+    verdict: Verdict | None = None
+
+
+@dataclass(frozen=True)
+class Found:
+    """A verdict for one row, on the host: accepted nodes and their ids, the token after them, and how many tokens
+    may be trusted (all, or those before the first row of logits that was not finite)."""
+
+    drafted: int
+    path: list[int]
+    tokens: list[int]  # accepted ids, then the target's own
+    good: int
+
+
+@dataclass(frozen=True)
+class RoundTrace:
+    """One row's round for a viewer: drafted ids and parents (root included), accepted path, tokens offered and kept."""
+
+    sequence: Sequence
+    tokens: list[int]
+    parents: list[int]
+    path: list[int]
+    next_token: int
+    kept: int
+
+
+def to_host(work: Round) -> list[Found]:
+    """Bring the verdict over in one transfer."""
+    draft, verdict, bad = work.draft, work.verdict, work.laws.bad
+    assert verdict is not None
+    nodes = verdict.path.clamp(min=0)
+    columns = [verdict.accepted[:, None], verdict.next_token[:, None], draft.length[:, None]]
+    columns += [verdict.path, draft.tokens.gather(1, nodes)]
+    if bad is not None:
+        columns += [bad[:, :1].long(), bad.gather(1, nodes).long()]
+    depth = verdict.path.shape[1]
+    return [_found(line, depth, bad is not None) for line in torch.cat(columns, 1).tolist()]
+
+
+def _found(line: list[int], depth: int, checked: bool) -> Found:
+    accepted, next_token, length = line[:3]
+    path, ids = line[3 : 3 + accepted], line[3 + depth : 3 + depth + accepted]
+    good = accepted + 1
+    if checked:
+        flags = line[3 + 2 * depth : 3 + 2 * depth + 1 + accepted]
+        good = flags.index(1) if 1 in flags else good
+    return Found(length - 1, path, [*ids, next_token], good)
+
+
+def grow(row: Sequence, found: Found, by: str) -> tuple[Delta, list[int]]:
+    """Append what the verdict gives, up to an ending; return the delta and the path to keep in the cache."""
+    accepted = len(found.path)
+    taken = row.ending.take(found.tokens[: found.good])
+    tokens = [
+        Token(t, by, depth) if depth <= accepted else Token(t, "target", 0)
+        for depth, t in enumerate(found.tokens[: taken.kept], 1)
+    ]
+    path = found.path[: max(0, taken.kept - 1)]  # the last kept token is the next root: not in the cache
+    text, reason = taken.text, taken.reason
+    if reason is None and found.good <= accepted:
+        reason, text = "error", text + row.ending.close()
+        row.error = "the target's logits are not finite (NaN, +inf or every token masked)"
+    row.rounds += 1
+    row.tokens.extend(t.id for t in tokens)
+    row.cached += 1 + len(path)
+    row.emitted.extend(tokens)
+    row.text += text
+    row.finish_reason, row.stop_reason = reason, taken.stop_reason
+    row.stats.record_round(found.drafted, [t.depth for t in tokens if t.depth], len(tokens))
+    return Delta(row, tokens, text, reason), path
+
+
+def add_logprobs(work: Round, b: int, tokens: list[Token], path: list[int], processed: bool) -> None:
+    """Record log-probabilities of row b's emitted tokens: the target's, of the nodes that emitted them."""
+    assert work.scores is not None
+    k = work.rows[b].params.logprobs
+    if k is None or not tokens:
+        return
+    logits = work.scores.logits
+    nodes = torch.tensor([0, *path], device=logits.device)
+    laws: Laws | None = None
+    if processed:
+        p, points = work.laws.probs, work.laws.points
+        laws = Laws(None if p is None else p[b, nodes], None if points is None else points[b, nodes])
+    ids = torch.tensor([t.id for t in tokens], device=logits.device)
+    for token, (own, top) in zip(tokens, token_logprobs(logits[b, nodes], ids, k, processed=laws), strict=True):
+        token.logprob, token.top_logprobs = own, top
+
+
+def trace_of(work: Round, b: int, found: Found, kept: int) -> RoundTrace:
+    """Describe row b's round for a viewer."""
+    nodes = found.drafted + 1
+    tokens, parents = work.draft.tokens[b, :nodes].tolist(), work.draft.parents[b, :nodes].tolist()
+    return RoundTrace(work.rows[b], tokens, parents, found.path, found.tokens[-1], kept)

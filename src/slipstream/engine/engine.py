@@ -1,0 +1,168 @@
+"""The round: the only decode loop in the project.
+
+`Engine.step` is one round for all running rows: plan, draft, score, shape, verify, commit, emit. Plain decoding is the
+same round with an empty draft. The engine knows roles only; it holds no algorithm, no model and no plug-in name.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from slipstream.engine.commit import Round, RoundTrace, add_logprobs, grow, to_host, trace_of
+from slipstream.engine.finish import Detokenizer, Ending
+from slipstream.engine.guard import checked
+from slipstream.engine.scheduler import Scheduler
+from slipstream.engine.stats import Stats
+from slipstream.sampling import RequestRngs, laws, new_seed
+from slipstream.types import (
+    Controller,
+    Delta,
+    Drafter,
+    RequestError,
+    Rngs,
+    Sequence,
+    Status,
+    Target,
+    VerifyRule,
+)
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """How the engine runs. `logprobs_mode` as in vLLM: raw (before) or processed (after all sampling parameters)."""
+
+    max_rows: int = 1
+    prefill_chunk: int = 512
+    logprobs_mode: Literal["raw_logprobs", "processed_logprobs"] = "raw_logprobs"
+
+
+class Engine:
+    """Decode many sequences at once, one round at a time. Not thread-safe: one thread owns it."""
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter,
+        rule: VerifyRule,
+        controller: Controller,
+        options: EngineOptions | None = None,
+        *,
+        detokenizer: Callable[[], Detokenizer] | None = None,
+        make_rngs: Callable[[list[Sequence]], Rngs] | None = None,
+        trace: Callable[[RoundTrace], None] | None = None,
+    ) -> None:
+        """Bind the parts; refuse a tree drafter on a target or rule that handles chains only."""
+        if drafter.needs.tree and not (target.caps.tree and rule.tree):
+            who = "rule" if target.caps.tree else "target"
+            raise RequestError(f"drafter {drafter.name!r} drafts trees, which this {who} does not handle")
+        self.options = options or EngineOptions()
+        self.target, self.drafter, self.rule, self.controller = target, drafter, rule, controller
+        self.trace = trace
+        self._detokenizer = detokenizer
+        self._make_rngs = make_rngs or (lambda rows: RequestRngs(rows, shared_noise=rule.shared_noise))
+        rows = min(self.options.max_rows, target.caps.max_rows)
+        self.scheduler = Scheduler(target, drafter, rows, self.options.prefill_chunk)
+
+    @property
+    def idle(self) -> bool:
+        """True when every request has ended."""
+        return self.scheduler.idle
+
+    def add(self, row: Sequence) -> None:
+        """Admit a request; it starts as soon as a row is free. Sequences of one engine need distinct ids."""
+        limit = self.target.caps.max_len
+        if not row.tokens:
+            raise RequestError("the prompt is empty; at least one token is needed to start from")
+        if len(row.tokens) >= limit:
+            raise RequestError(
+                f"the prompt has {len(row.tokens)} tokens and the context {limit}; "
+                f"shorten the prompt to {limit - 1} tokens or raise max_model_len"
+            )
+        row.seed = row.params.seed if row.params.seed is not None else (row.seed or new_seed())
+        detokenizer = self._detokenizer() if self._detokenizer else None
+        row.ending = Ending(row.params, row.eos_ids, room=limit - len(row.tokens), detokenizer=detokenizer)
+        row.stats = Stats()
+        self.scheduler.add(row)
+
+    def abort(self, row: Sequence) -> None:
+        """End a request now, wherever it is; its row is free for another at once."""
+        if row.status is not Status.FINISHED:
+            row.finish_reason = "abort"
+            self.scheduler.leave(row)
+
+    def step(self) -> list[Delta]:
+        """Run one round. An exception before the commit leaves every sequence as it was: the round may be retried."""
+        with torch.inference_mode():
+            rows = self.scheduler.plan()
+            if not rows:
+                return []
+            start = time.perf_counter()
+            work = self._draft(rows)
+            self._score(work)
+            work.laws = laws(rows, work.scores.logits, work.draft)  # type: ignore[union-attr]
+            work.verdict = self.rule(work.draft, work.laws, work.rngs)
+            deltas = self._commit(work)
+            work.clock.total = time.perf_counter() - start
+            return self._emit(work, deltas)
+
+    def _draft(self, rows: list[Sequence]) -> Round:
+        rngs = self._make_rngs(rows)
+        wanted = self.controller.budget(rows)
+        budget = [self._fit(row, n) for row, n in zip(rows, wanted, strict=True)]
+        start = time.perf_counter()
+        draft = self.drafter.propose(rows, budget, rngs)
+        seconds = time.perf_counter() - start
+        work = Round(rows, rngs, checked(draft, budget, self.target.caps.vocab, self.drafter.name))
+        work.clock.draft = seconds
+        return work
+
+    def _fit(self, row: Sequence, budget: int) -> int:
+        """Drafting past the last token that may be emitted is pointless: the round itself adds one."""
+        room: int | None = row.ending.room()
+        if room is not None:
+            budget = min(budget, room - 1)
+        return max(0, min(budget, self.target.caps.max_nodes - 1))
+
+    def _score(self, work: Round) -> None:
+        start = time.perf_counter()
+        work.scores = self.target.score([row.slot for row in work.rows], work.draft)
+        if work.scores.logits.is_cuda:
+            torch.cuda.synchronize()  # so that the target's time is its own
+        work.clock.target = time.perf_counter() - start
+
+    def _commit(self, work: Round) -> list[Delta]:
+        deltas, paths = [], []
+        processed = self.options.logprobs_mode == "processed_logprobs"
+        for b, found in enumerate(to_host(work)):
+            delta, path = grow(work.rows[b], found, self.drafter.name)
+            add_logprobs(work, b, delta.tokens, path, processed)
+            if self.trace is not None:
+                self.trace(trace_of(work, b, found, len(delta.tokens)))
+            deltas.append(delta)
+            paths.append(path)
+        self.target.commit([row.slot for row in work.rows], paths)
+        self._tell(work, paths)
+        return deltas
+
+    def _tell(self, work: Round, paths: list[list[int]]) -> None:
+        """Law 7: what is now in the cache, and what the target felt there."""
+        assert work.scores is not None
+        assert work.verdict is not None
+        start = time.perf_counter()
+        cached = [r.tokens[r.cached - 1 - len(p) : r.cached] for r, p in zip(work.rows, paths, strict=True)]
+        taps = [{k: t[b, [0, *p]] for k, t in work.scores.taps.items()} for b, p in enumerate(paths)]
+        self.drafter.observe(work.rows, cached, taps)
+        work.clock.draft += time.perf_counter() - start
+        self.controller.record(work.rows, work.draft, work.verdict, work.laws)
+
+    def _emit(self, work: Round, deltas: list[Delta]) -> list[Delta]:
+        for row in work.rows:
+            row.stats.record_clock(work.clock)
+            if row.finish_reason is not None:
+                self.scheduler.leave(row)
+        return deltas
