@@ -1,0 +1,97 @@
+"""Choose a rule for each row by the shape and kind of its draft, never by its tokens; split, verify, merge.
+
+Trees go to `tree`. A chain of two or more nodes with drawn ones goes to `block`; any other chain to `chain`, which for
+point masses and for a single node accepts exactly as much.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from slipstream.types import Draft, Rngs, Verdict
+from slipstream.verify.block import BlockRule
+from slipstream.verify.chain import ChainRule
+from slipstream.verify.rule import Rule, drafted, drawn
+from slipstream.verify.tree import TreeRule
+
+_RULES: tuple[Rule, ...] = (ChainRule(), BlockRule(), TreeRule())
+_CHAIN, _BLOCK, _TREE = range(3)
+
+
+class AutoRule(Rule):
+    """Verify each row with the rule that accepts most for its draft."""
+
+    name = "auto"
+    tree = True
+
+    def judge(self, draft: Draft, p: Tensor, rngs: Rngs) -> Verdict:
+        """Verify against dense rows p [B, N, V]."""
+        kind = _kinds(draft)
+        present = [int(k) for k in kind.unique()]
+        if len(present) == 1:
+            return _RULES[present[0]].judge(draft, p, rngs)
+        merged = _blank(draft)
+        for k in present:
+            rows = (kind == k).nonzero()[:, 0]
+            part = _RULES[k].judge(_pick(draft, rows, k), p[rows], _RowsOf(rngs, rows, len(kind)))
+            merged.path[rows], merged.accepted[rows] = part.path, part.accepted
+            merged.next_token[rows] = part.next_token
+        return merged
+
+
+def _kinds(draft: Draft) -> Tensor:
+    """Return the rule of each row -> [B]. The choice looks at shape and kinds only, so it cannot lean on a token."""
+    marks = drawn(draft)
+    kind = torch.where(marks.any(1) & (draft.length > 2), _BLOCK, _CHAIN)
+    if draft.chain:
+        return kind
+    above = torch.arange(draft.nodes - 1, device=kind.device)
+    branches = (drafted(draft) & (draft.parents[:, 1:] != above)).any(1)
+    return torch.where(branches, _TREE, kind)
+
+
+def _pick(draft: Draft, rows: Tensor, kind: int) -> Draft:
+    q = draft.q if kind != _CHAIN or bool(drawn(draft)[rows].any()) else None
+    return Draft(
+        tokens=draft.tokens[rows],
+        parents=draft.parents[rows],
+        length=draft.length[rows],
+        draw=draft.draw[rows],
+        q=None if q is None else q[rows],
+        chain=kind != _TREE,
+    )
+
+
+def _blank(draft: Draft) -> Verdict:
+    zero = torch.zeros_like(draft.length)
+    return Verdict(draft.tokens.new_full((len(zero), max(1, draft.nodes - 1)), -1), zero, zero.clone())
+
+
+class _RowsOf:
+    """The randomness of some rows of the batch, in the shape a rule over just these rows expects."""
+
+    def __init__(self, rngs: Rngs, rows: Tensor, size: int) -> None:
+        self._rngs, self._rows, self._size = rngs, rows, size
+
+    def draft(self, w: Tensor, depth: int, active: Tensor | None = None) -> Tensor:
+        return self._rngs.draft(self._spread(w), depth, self._mask(active))[self._rows]
+
+    def accept(self, a: Tensor, active: Tensor | None = None) -> Tensor:
+        return self._rngs.accept(self._spread(a), self._mask(active))[self._rows]
+
+    def correct(self, w: Tensor, active: Tensor | None = None) -> Tensor:
+        return self._rngs.correct(self._spread(w), self._mask(active))[self._rows]
+
+    def shared(self, w: Tensor, depth: int, active: Tensor | None = None) -> Tensor:
+        return self._rngs.shared(self._spread(w), depth, self._mask(active))[self._rows]
+
+    def _spread(self, values: Tensor) -> Tensor:
+        whole = values.new_zeros((self._size, *values.shape[1:]))
+        whole[self._rows] = values
+        return whole
+
+    def _mask(self, active: Tensor | None) -> Tensor:
+        whole = torch.zeros(self._size, dtype=torch.bool, device=self._rows.device)
+        whole[self._rows] = True if active is None else active
+        return whole

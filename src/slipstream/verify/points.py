@@ -1,0 +1,54 @@
+"""Walks that follow given tokens: from the root to the child that carries the wanted token, until there is none.
+
+The greedy walk (every row of p a point mass, shared by all rules) and the coupled rule are this walk; it draws nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from slipstream.types import Draft, Verdict
+
+Choose = Callable[[Tensor, int, Tensor], Tensor]
+
+
+def walk_points(draft: Draft, points: Tensor) -> Verdict:
+    """Verify a greedy batch: points [B, N] is the target's token after each node."""
+    if draft.chain:
+        return _walk_chain(draft, points)
+    return walk_tokens(draft, lambda node, _depth, _alive: points.gather(1, node[:, None])[:, 0])
+
+
+def walk_tokens(draft: Draft, choose: Choose) -> Verdict:
+    """Follow `choose(node [B], depth, alive [B]) -> token [B]` down the tree; its last token comes out as next_token.
+
+    `depth` is the depth of the token asked for, 1 below the root; rows that are not alive have ended.
+    """
+    B, N, device = draft.tokens.shape[0], draft.nodes, draft.tokens.device
+    valid = torch.arange(N, device=device) < draft.length[:, None]
+    path = torch.full((B, max(1, N - 1)), -1, dtype=torch.int64, device=device)
+    node = torch.zeros(B, dtype=torch.int64, device=device)
+    accepted, out = torch.zeros_like(node), torch.zeros_like(node)
+    alive = torch.ones(B, dtype=torch.bool, device=device)
+    for depth in range(1, N + 1):
+        token = choose(node, depth, alive)
+        out = torch.where(alive, token, out)
+        hits = valid & (draft.parents == node[:, None]) & (draft.tokens == token[:, None])  # [B, N]
+        alive = alive & hits.any(1)
+        if not bool(alive.any()):
+            break
+        node = torch.where(alive, hits.int().argmax(1), node)  # the first of equal siblings
+        path[:, depth - 1] = torch.where(alive, node, path[:, depth - 1])
+        accepted += alive
+    return Verdict(path, accepted, out)
+
+
+def _walk_chain(draft: Draft, points: Tensor) -> Verdict:
+    node = torch.arange(1, max(2, draft.nodes), device=points.device)
+    hits = (draft.tokens[:, 1:] == points[:, :-1]) & (node[: draft.nodes - 1] < draft.length[:, None])
+    accepted = hits.cumprod(1).sum(1)
+    path = torch.where(node <= accepted[:, None], node, -1)
+    return Verdict(path, accepted, points.gather(1, accepted[:, None])[:, 0])
