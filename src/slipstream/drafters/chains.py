@@ -1,0 +1,54 @@
+"""Assemble a `Draft` of chains from plain lists of token ids: what every chain drafter returns.
+
+In: the root and the guessed ids of each row. Out: padded tensors on the target's device. Decides nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence as Seq
+
+import torch
+from torch import Tensor
+
+from slipstream.types import Draft, Draw, Sequence
+
+
+def chain_draft(
+    rows: Seq[Sequence],
+    guesses: Seq[Seq[int]],
+    *,
+    device: torch.device | str = "cpu",
+    sampled: Seq[bool] | None = None,
+    q: Tensor | None = None,
+) -> Draft:
+    """Return the draft of one chain per row: its last committed token, then its guesses, then padding (id 0).
+
+    `sampled` marks the rows whose guesses were drawn from `q` [B, >= N, V]; None: all are fixed. `parents` and, for
+    fixed rows, `length` and `draw` may be shared between drafts: read, never written.
+    """
+    lengths = [1 + len(guess) for guess in guesses]
+    width = max(lengths, default=1)
+    device = torch.device(device)
+    tokens = [
+        [row.tokens[-1], *guess] + [0] * (width - n) for row, guess, n in zip(rows, guesses, lengths, strict=True)
+    ]
+    parents, ones, fixed = _skeleton(len(lengths), width, device)
+    return Draft(
+        tokens=torch.tensor(tokens, dtype=torch.int64, device=device).view(len(lengths), width),  # [B, N]
+        parents=parents,
+        length=ones if width == 1 else torch.tensor(lengths, device=device),  # [B]
+        draw=fixed if sampled is None or width == 1 else _draws(sampled, width, device),
+        q=None if q is None or width == 1 else q[:, :width],  # [B, N, V]
+    )
+
+
+@functools.lru_cache(maxsize=128)
+def _skeleton(rows: int, width: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    parents = torch.arange(-1, width - 1, device=device).repeat(rows, 1)  # [B, N]
+    return parents, torch.ones(rows, dtype=torch.int64, device=device), torch.zeros_like(parents)
+
+
+def _draws(sampled: Seq[bool], width: int, device: torch.device) -> Tensor:
+    kinds = [[Draw.FIXED] + [Draw.SAMPLED if drawn else Draw.FIXED] * (width - 1) for drawn in sampled]
+    return torch.tensor(kinds, dtype=torch.int64, device=device)  # [B, N]

@@ -1,0 +1,151 @@
+"""Prompt lookup (Saxena 2023): find where the last few tokens occurred before, and copy what followed.
+
+In: prompt and accepted tokens, through `observe`. Out: a chain of FIXED nodes. Each row has its own index, one hash per
+n-gram length and position, so that a token costs O(max_ngram) to learn and a draft O(max_ngram + budget) to find,
+however long the text is. Nothing is shared between rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from slipstream.drafters.chains import chain_draft
+from slipstream.types import Draft, Needs, RequestError, Rngs, Sequence
+
+_PRIME = (1 << 61) - 1
+_BASE = 0x1B873593CC9E2D51 % _PRIME
+_LONGEST = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class LookupOptions:
+    """How many of the last tokens must agree, at least, and how many are compared, at most."""
+
+    min_ngram: int = 2
+    max_ngram: int = 6
+
+    def __post_init__(self) -> None:
+        for name in ("min_ngram", "max_ngram"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _LONGEST:
+                raise RequestError(f"{name}={value!r} must be a whole number, 1 to {_LONGEST}")
+        if self.min_ngram > self.max_ngram:
+            raise RequestError(f"min_ngram={self.min_ngram} must not be larger than max_ngram={self.max_ngram}")
+
+
+class NgramIndex:
+    """Where each n-gram of one growing text ended last. A text of T tokens keeps about T * (max - min + 1) entries."""
+
+    def __init__(self, options: LookupOptions) -> None:
+        self.options = options
+        self.text: list[int] = []
+        self.last: dict[int, int] = {}  # hash of an n-gram -> index of its last token, most recent occurrence
+        self._hashes = [1]  # [n]: hash of the last n tokens, n < max_ngram; starting at 1 keeps lengths apart
+
+    def extend(self, tokens: list[int]) -> None:
+        """Append tokens to the text. O(max_ngram) each."""
+        low, high = self.options.min_ngram, self.options.max_ngram
+        for end, token in enumerate(tokens, len(self.text)):
+            grown = self._grown(token)
+            for key in grown[low - 1 :]:
+                self.last[key] = end
+            self._hashes = [1, *grown][:high]
+        self.text.extend(tokens)
+
+    def follow(self, root: int, budget: int) -> list[int]:
+        """Return what followed the most recent, longest earlier occurrence of the text's end with `root` after it.
+
+        The copy stops where the text does, unless its end is already periodic: then the period goes on.
+        """
+        end = self._find(root)
+        if end is None or budget <= 0:
+            return []
+        text, period = self.text, len(self.text) - end
+        copy = text[end + 1 : end + 1 + budget]
+        if len(copy) == budget:
+            return copy
+        copy.append(root)
+        begin = end + 1 - period  # of the period before the last one
+        if begin >= 0 and text[begin:end] == text[end + 1 :]:
+            copy *= -(-budget // period)
+        return copy[:budget]
+
+    def _grown(self, token: int) -> list[int]:
+        """Hashes of the last 1, 2, .. tokens once `token` is appended."""
+        return [(h * _BASE + token) % _PRIME for h in self._hashes]
+
+    def _find(self, root: int) -> int | None:
+        keys = self._grown(root)
+        for n in range(len(keys), self.options.min_ngram - 1, -1):
+            end = self.last.get(keys[n - 1])
+            if end is not None and self._agrees(end, n, root):
+                return end
+        return None
+
+    def _agrees(self, end: int, n: int, root: int) -> bool:
+        """Rule out that two different n-grams share a hash."""
+        text = self.text
+        return text[end] == root and text[end - n + 1 : end] == text[len(text) - n + 1 :]
+
+
+class Lookup:
+    """Draft by copying from a row's own prompt and output, through an end-of-text or stop id, not to an unknown id."""
+
+    name = "lookup"
+    needs = Needs()
+
+    def __init__(
+        self, options: LookupOptions | None = None, *, vocab: int | None = None, device: torch.device | str = "cpu"
+    ) -> None:
+        self.options = options or LookupOptions()
+        self.vocab = vocab
+        self.device = torch.device(device)
+        self._indexes: dict[int, NgramIndex] = {}
+
+    def propose(self, rows: list[Sequence], budget: list[int], rngs: Rngs) -> Draft:
+        """Copy at most `budget[b]` tokens for each row; none where nothing matches."""
+        return chain_draft(rows, [self.guess(row, n) for row, n in zip(rows, budget, strict=True)], device=self.device)
+
+    def guess(self, row: Sequence, budget: int) -> list[int]:
+        """Return the ids to draft for one row."""
+        if budget <= 0:
+            return []
+        copy = self._index(row).follow(row.tokens[-1], budget)
+        return _cut(copy, (*row.eos_ids, *row.params.stop_token_ids), self.vocab)
+
+    def observe(self, rows: list[Sequence], tokens: list[list[int]], taps: list[Mapping[int, Tensor]]) -> None:
+        """Index the tokens of each row."""
+        for row, new in zip(rows, tokens, strict=True):
+            index = self._indexes.get(row.id)
+            if index is None:
+                index = self._indexes[row.id] = NgramIndex(self.options)
+            index.extend(new)
+
+    def forget(self, row: Sequence) -> None:
+        """Free the row's index."""
+        self._indexes.pop(row.id, None)
+
+    def _index(self, row: Sequence) -> NgramIndex:
+        """The row's index, brought up to date with what was never observed (a restored row, say)."""
+        index, known = self._indexes.get(row.id), len(row.tokens) - 1
+        tail = self.options.max_ngram
+        seen = len(index.text) if index else 0
+        if index is None or seen > known or index.text[-tail:] != row.tokens[max(0, seen - tail) : seen]:
+            index = self._indexes[row.id] = NgramIndex(self.options)
+            seen = 0
+        if seen < known:
+            index.extend(row.tokens[seen:known])
+        return index
+
+
+def _cut(copy: list[int], ends: Collection[int], vocab: int | None) -> list[int]:
+    for i, token in enumerate(copy):
+        if token < 0 or (vocab is not None and token >= vocab):
+            return copy[:i]
+        if token in ends:
+            return copy[: i + 1]
+    return copy
