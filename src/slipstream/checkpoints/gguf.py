@@ -1,0 +1,155 @@
+"""Turn a GGUF file into an ordinary Hugging Face folder: bfloat16 safetensors, config.json, tokenizer, chat template.
+
+Weights are dequantised once, tensor by tensor and in blocks of rows, so memory stays far below the model's size.
+Llama and Qwen 2/3 architectures. Nothing here runs a model.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from slipstream.checkpoints.gguf_config import config_of, generation_config_of
+from slipstream.checkpoints.gguf_tokenizer import write_tokenizer
+from slipstream.types import RequestError, WorkError
+
+_BLOCK_VALUES = 1 << 23  # values dequantised at a time: 32 MB of float32
+
+_OUTER = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+_INNER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_ROTATED = re.compile(r"blk\.\d+\.attn_([qk])\.(weight|bias)")
+
+
+def convert(gguf_file: Path, folder: Path, *, progress: bool = True, name: str | None = None) -> None:
+    """Write the model in `gguf_file` to the existing empty folder `folder`, config.json last."""
+    reader = _open(gguf_file)
+    fields = read_fields(reader, gguf_file)
+    config = config_of(fields, {tensor.name: [int(n) for n in tensor.shape] for tensor in reader.tensors})
+    write_tokenizer(fields, folder)
+    tensors = [tensor for tensor in reader.tensors if tensor.name != "rope_freqs.weight"]
+    try:
+        write_weights(tensors, config, folder / "model.safetensors", progress, name or gguf_file.stem)
+    except (ValueError, IndexError) as error:
+        raise _damaged(gguf_file, error) from error
+    _write_json(folder / "generation_config.json", generation_config_of(fields))
+    _write_json(folder / "config.json", config)
+
+
+def read_fields(reader: Any, gguf_file: Path) -> dict[str, Any]:
+    """Return the metadata of an open GGUF file as plain Python values."""
+    try:
+        return {key: field.contents() for key, field in reader.fields.items()}
+    except (ValueError, IndexError, UnicodeDecodeError) as error:
+        raise _damaged(gguf_file, error) from error
+
+
+def tensor_name(name: str) -> str:
+    """Translate a GGUF tensor name to the Hugging Face one."""
+    if name in _OUTER:
+        return _OUTER[name]
+    found = re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name)
+    if not found or found[2] not in _INNER:
+        raise RequestError(f"GGUF tensor {name!r} is not part of a Llama or Qwen model; convert a different file")
+    return f"model.layers.{found[1]}.{_INNER[found[2]]}.{found[3]}"
+
+
+def write_weights(tensors: list[Any], config: dict[str, Any], out: Path, progress: bool, label: str) -> None:
+    """Write GGUF tensors as one bfloat16 safetensors file, never holding more than a few of their blocks."""
+    from tqdm import tqdm
+
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for tensor in tensors:
+        start, end = end, end + 2 * int(np.prod(tensor.shape))
+        shape = [int(n) for n in reversed(tensor.shape)]
+        header[tensor_name(tensor.name)] = {"dtype": "BF16", "shape": shape, "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with (
+        out.open("wb") as file,
+        tqdm(
+            total=end, desc=f"convert {label}", unit="B", unit_scale=True, disable=not progress, file=sys.stderr
+        ) as bar,
+    ):
+        file.write(struct.pack("<Q", len(text)) + text)
+        for tensor in tensors:
+            _write_tensor(file, tensor, config)
+            bar.update(2 * int(np.prod(tensor.shape)))
+
+
+def _write_tensor(file: BinaryIO, tensor: Any, config: dict[str, Any]) -> None:
+    rotated = _ROTATED.fullmatch(tensor.name)
+    if config["model_type"] == "llama" and rotated:
+        heads = config["num_attention_heads" if rotated[1] == "q" else "num_key_value_heads"]
+        values = np.concatenate(list(_dequantised(tensor)))
+        file.write(_bfloat16(_unpermute(values, heads)).tobytes())
+        return
+    for block in _dequantised(tensor):
+        file.write(_bfloat16(block).tobytes())
+
+
+def _dequantised(tensor: Any) -> Iterator[np.ndarray]:
+    """Yield float32 blocks of whole rows, in order."""
+    from gguf import dequantize
+
+    data = tensor.data
+    rows_per_block = max(1, _BLOCK_VALUES // int(tensor.shape[0]))
+    if data.ndim == 1:
+        rows_per_block = data.shape[0]
+    for start in range(0, data.shape[0], rows_per_block):
+        yield dequantize(data[start : start + rows_per_block], tensor.tensor_type)
+
+
+def _unpermute(values: np.ndarray, heads: int) -> np.ndarray:
+    # GGUF keeps Llama's rotary pairs side by side (x0 y0 x1 y1 ...); Hugging Face keeps halves (x0 x1 ... y0 y1 ...)
+    pairs = values.reshape(heads, values.shape[0] // heads // 2, 2, *values.shape[1:])
+    return pairs.swapaxes(1, 2).reshape(values.shape)
+
+
+def _bfloat16(values: np.ndarray) -> np.ndarray:
+    """Round float32 to the nearest bfloat16, ties to even; the result holds the bits as uint16."""
+    bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
+    if not np.isfinite(values).all():
+        raise ValueError("a weight is not finite")
+    return ((bits + (0x7FFF + ((bits >> 16) & 1))) >> 16).astype("<u2")
+
+
+def _open(gguf_file: Path) -> Any:
+    from gguf import GGUFReader
+
+    try:
+        return GGUFReader(gguf_file)
+    except (ValueError, IndexError, KeyError, OverflowError) as error:
+        raise _damaged(gguf_file, error) from error
+
+
+def _damaged(gguf_file: Path, error: Exception) -> WorkError:
+    reason = " ".join(str(error).split())
+    return WorkError(f"{gguf_file.name}: not a complete GGUF file ({reason}); fetch it again")
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
