@@ -1,0 +1,273 @@
+"""The one transformer decoder: every family of `families.py`, with hidden-state taps.
+
+`Decoder` is the network: rows of hidden state in, rows out, no state of its own. `CachedDecoder` adds a static cache:
+prompts go in with `extend`, drafts are scored with `nodes` (nothing committed) and kept with `keep`. The arithmetic
+follows the order of casts of the reference implementation of each family. No sampling and no decoding loop here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from slipstream.nets.attention import Sight, ancestry, attend, chain_sight, tree_sight
+from slipstream.nets.families import DecoderConfig, Rope, read_config
+from slipstream.nets.kv_cache import CacheShape, KVCache
+from slipstream.nets.layers import RopeTable, gated, rms_norm, rotate
+from slipstream.nets.weights import LayerWeights, Weights, as_dtype, load_weights, read_json
+from slipstream.types import RequestError
+
+_CHUNK = 512  # tokens of prompt per pass: bounds the mask and the activations
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One forward: N new entries behind `starts[b]` cached ones in each slot, and what each may see."""
+
+    slots: list[int]
+    starts: list[int]
+    nodes: int
+    rotations: dict[Rope, tuple[Tensor, Tensor]]  # cos, sin: [B * N, 1, D]
+    sights: dict[int | None, list[Sight]]  # per window, one for each row
+
+
+class Decoder:
+    """The layers. Hidden states are [R, H] with R = B * N rows, row-major."""
+
+    def __init__(self, config: DecoderConfig, weights: Weights, dtype: torch.dtype, device: torch.device) -> None:
+        self.config, self.weights, self.dtype, self.device = config, weights, dtype, device
+        ropes = {rope for rope in config.ropes if rope is not None}
+        self.ropes = {rope: RopeTable(rope, config.head_dim, dtype, device) for rope in ropes}
+        scale = config.embed_scale
+        self.embed_scale = None if scale is None else torch.tensor(scale).to(device, dtype)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Tokens [R] -> [R, H], as fed to the first layer."""
+        h = self.weights.embed[tokens]
+        return h if self.embed_scale is None else h * self.embed_scale
+
+    def layer(self, index: int, h: Tensor, work: Pass, cache: KVCache) -> Tensor:
+        """Add one layer to the residual stream h [R, H] in place, writing its keys and values to the cache."""
+        w, eps = self.weights.layers[index], self.config.eps
+        x = self._attention(index, rms_norm(h, w.attn_in, eps), work, cache)
+        h += x if w.attn_out is None else rms_norm(x, w.attn_out, eps)
+        x = w.down(gated(w.gate_up(rms_norm(h, w.mlp_in, eps)), self.config.activation))
+        h += x if w.mlp_out is None else rms_norm(x, w.mlp_out, eps)
+        return h
+
+    def norm(self, h: Tensor) -> Tensor:
+        """Apply the final norm: [R, H] -> [R, H]."""
+        return rms_norm(h, self.weights.norm, self.config.eps)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Normed states [R, H] -> logits [R, V]."""
+        logits, cap = self.weights.head(x), self.config.logit_cap
+        return logits if cap is None else torch.tanh(logits / cap) * cap
+
+    def _attention(self, index: int, x: Tensor, work: Pass, cache: KVCache) -> Tensor:
+        c, w = self.config, self.weights.layers[index]
+        qkv = w.qkv(x).view(x.shape[0], c.heads + 2 * c.kv_heads, c.head_dim)
+        qk, v = qkv[:, : c.heads + c.kv_heads], qkv[:, c.heads + c.kv_heads :]
+        if w.q_norm is not None:
+            qk = self._normed(qk, w)
+        rope = c.ropes[index]
+        if rope is not None:
+            qk = rotate(qk, *work.rotations[rope])
+        q, k, n = qk[:, : c.heads], qk[:, c.heads :], work.nodes
+        out = []
+        for b, (slot, sight) in enumerate(zip(work.slots, work.sights[c.windows[index]], strict=True)):
+            rows = slice(b * n, (b + 1) * n)
+            cache.write(index, slot, work.starts[b], k[rows], v[rows])
+            out.append(attend(q[rows], cache.read(index, slot, sight.begin, sight.end), sight, c.scale))
+        return w.out(out[0] if len(out) == 1 else torch.cat(out))
+
+    def _normed(self, qk: Tensor, w: LayerWeights) -> Tensor:
+        heads, eps = self.config.heads, self.config.eps
+        assert w.q_norm is not None
+        assert w.k_norm is not None
+        return torch.cat([rms_norm(qk[:, :heads], w.q_norm, eps), rms_norm(qk[:, heads:], w.k_norm, eps)], dim=1)
+
+
+class CachedDecoder:
+    """A decoder with one cache slot per row. Only `extend`, `keep`, `truncate` and `release` change what is committed.
+
+    `config.vocab` is the number of real token ids (columns of the logits), `config.max_len` the longest sequence.
+    """
+
+    def __init__(self, net: Decoder, *, vocab: int, max_rows: int, max_len: int, max_nodes: int) -> None:
+        self.net, self.max_rows, self.max_nodes = net, max_rows, max_nodes
+        self.config = replace(net.config, vocab=vocab, max_len=max_len)
+        c = net.config
+        shape = CacheShape(c.layers, max_rows, c.kv_heads, c.head_dim, max_len, max_nodes)
+        self.cache = KVCache(shape, net.dtype, net.device)
+        self._scored: dict[int, list[int]] = {}  # slot -> parents of the nodes in its scratch
+
+    @torch.no_grad()
+    def extend(self, slot: int, tokens: Seq[int], taps: Seq[int] = ()) -> dict[int, Tensor]:
+        """Commit tokens to a slot and return {tap: [T, H]}. A failure leaves the slot as it was."""
+        start = self._start(slot)
+        if start + len(tokens) > self.config.max_len:
+            have = f"slot {slot} holds {start} tokens"
+            raise RequestError(f"{have}; {len(tokens)} more do not fit into max_len {self.config.max_len}")
+        self._scored.pop(slot, None)
+        felt: dict[int, list[Tensor]] = {tap: [] for tap in taps}
+        for at in range(0, len(tokens), _CHUNK):
+            ids = self._ids(torch.tensor([tokens[at : at + _CHUNK]]))
+            work = self._plan([slot], [start + at], ids.shape[1], None)
+            _, states = self._run(ids, work, taps, head=False)
+            for tap in taps:
+                felt[tap].append(states[tap])
+        self.cache.lengths[slot] = start + len(tokens)
+        empty = torch.empty(0, self.config.hidden, dtype=self.net.dtype, device=self.net.device)
+        return {tap: torch.cat(parts) if parts else empty for tap, parts in felt.items()}
+
+    @torch.no_grad()
+    def nodes(
+        self, slots: Seq[int], tokens: Tensor, parents: Tensor | None = None, taps: Seq[int] = ()
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """Score tokens [B, N] behind each slot; node i sits at position length + depth(i). Commits nothing.
+
+        `parents` [B, N] (node 0: -1, others earlier than their child); None is a chain. Returns logits [B, N, V] in the
+        network's dtype and {tap: [B, N, H]}.
+        """
+        rows, n = tokens.shape
+        starts = [self._start(slot) for slot in slots]
+        if len(starts) != rows or len(set(slots)) != rows:
+            raise RequestError(f"{rows} rows of tokens for slots {list(slots)}; one distinct slot per row is needed")
+        if not 1 <= n <= self.max_nodes:
+            raise RequestError(f"{n} nodes in one pass; this decoder was made for 1 to {self.max_nodes} (max_nodes)")
+        ids = self._ids(tokens)
+        trees = None if parents is None else [_checked(row) for row in parents.tolist()]
+        for slot in slots:
+            self._scored.pop(slot, None)
+        work = self._plan(list(slots), starts, n, trees)
+        logits, states = self._run(ids, work, taps, head=True)
+        self._scored.update({s: trees[b] if trees else list(range(-1, n - 1)) for b, s in enumerate(slots)})
+        return logits.view(rows, n, -1), {tap: x.view(rows, n, -1) for tap, x in states.items()}
+
+    def keep(self, slots: Seq[int], paths: Seq[list[int]]) -> None:
+        """Commit node 0 and the nodes of each path, in order, from the last `nodes` of those slots."""
+        checked = [self._path(slot, list(path)) for slot, path in zip(slots, paths, strict=True)]
+        with torch.no_grad():
+            for slot, path in zip(slots, checked, strict=True):
+                self.cache.keep(slot, path)
+                del self._scored[slot]
+
+    def truncate(self, slot: int, length: int) -> None:
+        """Forget the tokens of a slot from `length` on."""
+        self._start(slot)
+        self.cache.truncate(slot, length)
+        self._scored.pop(slot, None)
+
+    def release(self, slot: int) -> None:
+        """Empty a slot."""
+        self.truncate(slot, 0)
+
+    def length(self, slot: int) -> int:
+        """Return the number of committed tokens of a slot."""
+        return self._start(slot)
+
+    def memory(self) -> int:
+        """Return the bytes of weights and cache (on a CPU, cache pages never written take no memory)."""
+        return self.net.weights.nbytes + self.cache.nbytes
+
+    def _start(self, slot: int) -> int:
+        if not 0 <= slot < self.max_rows:
+            raise RequestError(f"slot {slot} is not one of 0..{self.max_rows - 1} (max_rows)")
+        return self.cache.lengths[slot]
+
+    def _ids(self, tokens: Tensor) -> Tensor:
+        """Check ids before the lookup: on a GPU a wrong one would take the whole process down."""
+        low, high = int(tokens.min()), int(tokens.max())
+        if low < 0 or high >= self.net.config.vocab:
+            raise RequestError(f"token id {low if low < 0 else high} is not one of 0..{self.net.config.vocab - 1}")
+        return tokens.to(self.net.device)
+
+    def _path(self, slot: int, path: list[int]) -> list[int]:
+        parents = self._scored.get(slot)
+        if parents is None:
+            raise RequestError(f"slot {slot}: nothing to keep, its last pass was not `nodes` or was already kept")
+        for before, node in zip([0, *path], path, strict=False):
+            if not 0 < node < len(parents) or parents[node] != before:
+                raise RequestError(f"slot {slot}: path {path} does not go from node {before} to a child of it")
+        length = self.cache.lengths[slot] + 1 + len(path)
+        if length > self.config.max_len:
+            raise RequestError(f"slot {slot}: keeping {length} tokens would pass max_len {self.config.max_len}")
+        return path
+
+    def _plan(self, slots: list[int], starts: list[int], n: int, trees: list[list[int]] | None) -> Pass:
+        """Work out positions and masks once, for all layers."""
+        net, c = self.net, self.net.config
+        grown = None if trees is None else [ancestry(parents) for parents in trees]
+        depths = [list(range(n))] * len(slots) if grown is None else [g[0] for g in grown]
+        at = [start + depth for start, row in zip(starts, depths, strict=True) for depth in row]
+        positions, last = torch.tensor(at, device=net.device), max(at)
+        rotations = {rope: table.rows(positions, last) for rope, table in net.ropes.items()}
+        groups, like = c.heads // c.kv_heads, net.weights.embed
+        sights: dict[int | None, list[Sight]] = {}
+        for window in set(c.windows):
+            if grown is None:
+                sights[window] = [chain_sight(start, n, window, groups, like) for start in starts]
+            else:
+                sights[window] = [tree_sight(s, g, window, groups, like) for s, g in zip(starts, grown, strict=True)]
+        return Pass(slots, starts, n, rotations, sights)
+
+    def _run(self, ids: Tensor, work: Pass, taps: Seq[int], head: bool) -> tuple[Tensor, dict[int, Tensor]]:
+        """Run all layers over ids [B, N] -> logits [B * N, V] (empty without `head`) and taps [B * N, H]."""
+        net, layers = self.net, self.config.layers
+        for tap in taps:
+            if not -1 <= tap <= layers:
+                raise RequestError(f"tap {tap} is not one of -1..{layers}")
+        states: dict[int, Tensor] = {}
+        h = net.embed(ids.flatten())
+        for index in range(layers):
+            if index in taps:
+                states[index] = h.clone()
+            h = net.layer(index, h, work, self.cache)
+        if layers in taps:
+            states[layers] = h
+        normed = net.norm(h) if head or -1 in taps else h
+        if -1 in taps:
+            states[-1] = normed
+        return (net.logits(normed) if head else h[:0]), states
+
+
+def _checked(parents: list[int]) -> list[int]:
+    if parents[0] != -1 or any(not 0 <= parent < i for i, parent in enumerate(parents[1:], start=1)):
+        raise RequestError(f"parents {parents} are not a tree: -1 first, then an earlier node for each")
+    return parents
+
+
+def load_decoder(
+    folder: str | Path,
+    dtype: str | torch.dtype = "auto",
+    device: str | torch.device = "cpu",
+    *,
+    vocab: int | None = None,
+    max_rows: int = 1,
+    max_len: int | None = None,
+    max_nodes: int = 64,
+) -> CachedDecoder:
+    """Load a model folder (config.json, safetensors) as a decoder with `max_rows` cache slots.
+
+    `vocab` is the number of real token ids: the head is cut to it. `max_len` None is the model's own; `max_nodes`
+    bounds the nodes of one pass. The cache reserves max_rows * (max_len + max_nodes) tokens in every layer, sliding
+    windows included.
+    """
+    path = Path(folder)
+    config = read_config(read_json(path / "config.json"))
+    vocab = config.vocab if vocab is None else vocab
+    max_len = config.max_len if max_len is None else max_len
+    if not 1 <= vocab <= config.vocab:
+        raise RequestError(f"vocab {vocab} is not in 1..{config.vocab}, the rows of the model's embedding")
+    for name, value in (("max_rows", max_rows), ("max_len", max_len), ("max_nodes", max_nodes)):
+        if value < 1:
+            raise RequestError(f"{name} {value} must be at least 1")
+    kind, where = as_dtype(dtype, config.dtype), torch.device(device)
+    weights = load_weights(path, config, vocab, kind, where)
+    net = Decoder(config, weights, kind, where)
+    return CachedDecoder(net, vocab=vocab, max_rows=max_rows, max_len=max_len, max_nodes=max_nodes)

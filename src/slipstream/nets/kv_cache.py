@@ -1,0 +1,84 @@
+"""A static key/value cache: one slot per row, committed tokens first, scratch for a draft behind them.
+
+What lies behind a slot's length is uncommitted: `keep` moves an accepted path into place and advances the length.
+Readers ask for an explicit range, so stale entries (even NaN) cannot reach an output. No attention here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from slipstream.types import RequestError
+
+_BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+
+
+@dataclass(frozen=True)
+class CacheShape:
+    """Sizes of a cache; `scratch` is how many uncommitted nodes fit behind `max_len` committed tokens."""
+
+    layers: int
+    rows: int
+    kv_heads: int
+    head_dim: int
+    max_len: int
+    scratch: int
+
+
+class KVCache:
+    """Keys and values of every layer: two buffers [L, rows, KV, max_len + scratch, D].
+
+    On a CPU the buffers are zero pages of the operating system: a long `max_len` costs memory only where written.
+    Sliding-window layers keep every token too and are masked; for them this is more memory than a ring would need.
+    """
+
+    def __init__(self, shape: CacheShape, dtype: torch.dtype, device: torch.device) -> None:
+        self.shape = shape
+        size = (shape.layers, shape.rows, shape.kv_heads, shape.max_len + shape.scratch, shape.head_dim)
+        self.keys, self.values = _buffer(size, dtype, device), _buffer(size, dtype, device)
+        self.lengths = [0] * shape.rows
+        # views are made once: at one row per pass, indexing would cost as much as the copy
+        self._k = [[self.keys[i, s] for s in range(shape.rows)] for i in range(shape.layers)]
+        self._v = [[self.values[i, s] for s in range(shape.rows)] for i in range(shape.layers)]
+
+    def write(self, layer: int, slot: int, start: int, k: Tensor, v: Tensor) -> None:
+        """Write k, v [N, KV, D] at positions start.. of a slot."""
+        end = start + k.shape[0]
+        self._k[layer][slot][:, start:end].copy_(k.transpose(0, 1))
+        self._v[layer][slot][:, start:end].copy_(v.transpose(0, 1))
+
+    def read(self, layer: int, slot: int, begin: int, end: int) -> tuple[Tensor, Tensor]:
+        """Return keys and values [KV, end - begin, D] of a slot, without copying."""
+        return self._k[layer][slot][:, begin:end], self._v[layer][slot][:, begin:end]
+
+    def keep(self, slot: int, path: list[int]) -> None:
+        """Commit the root and the nodes of `path`, in order, of the nodes written at this slot's length."""
+        start = self.lengths[slot]
+        if path != list(range(1, len(path) + 1)):
+            source = torch.tensor(path, device=self.keys.device) + start
+            end = start + 1 + len(path)
+            for buffer in (self.keys, self.values):
+                buffer[:, slot, :, start + 1 : end] = buffer[:, slot].index_select(2, source)
+        self.lengths[slot] = start + 1 + len(path)
+
+    def truncate(self, slot: int, length: int) -> None:
+        """Forget the tokens from `length` on."""
+        if not 0 <= length <= self.lengths[slot]:
+            raise RequestError(f"slot {slot} holds {self.lengths[slot]} tokens; it cannot be cut to {length}")
+        self.lengths[slot] = length
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes reserved; on a CPU, pages never written take no memory."""
+        return self.keys.nbytes + self.values.nbytes
+
+
+def _buffer(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    if device.type != "cpu":
+        return torch.zeros(size, dtype=dtype, device=device)
+    # torch.zeros writes every page; numpy leaves zero pages untouched until used
+    return torch.from_numpy(np.zeros(size, dtype=_BITS[dtype.itemsize])).view(dtype)
