@@ -1,0 +1,54 @@
+# The commands people run are the commands CI runs.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+MODEL  := smollm2-135m-instruct
+
+.PHONY: demo test test-slow test-big test-gpu check fix bench docs clean
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+demo: $(STAMP)
+	$(BIN)/slipstream models pull $(MODEL)
+	$(BIN)/python -m slipstream.measure.demo
+
+test: $(STAMP)
+	$(BIN)/slipstream models pull $(MODEL)
+	$(BIN)/python -m pytest -m "not slow and not big and not gpu"
+
+test-slow: $(STAMP)
+	$(BIN)/slipstream models pull $(MODEL)
+	$(BIN)/python -m pytest -m "slow and not big"
+
+test-big: $(STAMP)
+	$(BIN)/slipstream models pull qwen2.5-coder-0.5b-instruct
+	$(BIN)/slipstream models pull qwen2.5-coder-1.5b-instruct
+	$(BIN)/python -m pytest -m big
+
+# On a GPU machine the environment's own torch is the one to test: PYTHON=python3 make test-gpu BIN=$$(dirname $$(which python3))
+test-gpu:
+	PYTHONPATH=src $(PYTHON) -m pytest -m gpu -p no:cacheprovider tests/gpu
+
+check: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest tests/test_architecture.py
+
+fix: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP)
+	$(BIN)/slipstream models pull $(MODEL)
+	$(BIN)/python -m slipstream.measure.bench $(BENCH)
+
+docs: $(STAMP)
+	$(BIN)/python -m slipstream.measure.docs
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

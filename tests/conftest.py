@@ -1,0 +1,44 @@
+"""Seeds, no network, and marks that skip themselves by name."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> Iterator[None]:
+    import torch
+
+    torch.manual_seed(0)
+    yield
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that need what this machine lacks are skipped, and say what it was."""
+    import torch
+
+    for item in items:
+        if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+            item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+        for mark in ("model", "big"):
+            if item.get_closest_marker(mark):
+                missing = [n for n in _models(mark) if not _pulled(n)]
+                if missing:
+                    item.add_marker(pytest.mark.skip(reason=f"not pulled: {', '.join(missing)}"))
+
+
+def _models(mark: str) -> list[str]:
+    if mark == "model":
+        return ["smollm2-135m-instruct"]
+    return ["qwen2.5-coder-0.5b-instruct", "qwen2.5-coder-1.5b-instruct"]
+
+
+def _pulled(name: str) -> bool:
+    home = os.environ.get("SLIPSTREAM_HOME", os.path.expanduser("~/.cache/slipstream"))
+    return os.path.exists(os.path.join(home, "models", name, "config.json"))
