@@ -1,0 +1,160 @@
+"""What a draft model's own cache holds for each row, kept in step with the committed text.
+
+In: rows and drafted tokens. Out: the draft model's logits after them. A round leaves its drafted tokens in the cache;
+the next one keeps those that were committed, drops the rest and feeds what is missing (after full acceptance: the last
+drafted token, which was never fed, and the one after it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from slipstream.types import Sequence, WorkError
+
+_BATCHED = 8  # missing tokens that may be fed in one batch with the other rows'; longer gaps are prefilled
+
+
+class DecoderLimits(Protocol):
+    """What a decoder can be fed: ids below `vocab`, `max_len` tokens in a slot."""
+
+    @property
+    def vocab(self) -> int:
+        """Number of token ids."""
+
+    @property
+    def max_len(self) -> int:
+        """Most tokens in a slot."""
+
+
+class DraftDecoder(Protocol):
+    """The part of `nets.decoder.CachedDecoder` that drafting needs."""
+
+    max_nodes: int
+
+    @property
+    def config(self) -> DecoderLimits:
+        """Its limits."""
+
+    def extend(self, slot: int, tokens: list[int]) -> Mapping[int, Tensor]:
+        """Append tokens to a slot's cache."""
+
+    def nodes(self, slots: list[int], tokens: Tensor) -> tuple[Tensor, Mapping[int, Tensor]]:
+        """Logits [B, N, V] after each of a chain of tokens [B, N]; commits nothing."""
+
+    def keep(self, slots: list[int], paths: list[list[int]]) -> None:
+        """Commit the first node of the last `nodes`, and those of the path."""
+
+    def truncate(self, slot: int, length: int) -> None:
+        """Drop all tokens from `length` on."""
+
+    def length(self, slot: int) -> int:
+        """Tokens in a slot's cache."""
+
+    def release(self, slot: int) -> None:
+        """Empty a slot."""
+
+
+@dataclass
+class _Held:
+    """A row's slot: `certain` committed tokens, then the guesses of the last round that were fed."""
+
+    slot: int
+    certain: int = 0
+    guesses: list[int] = field(default_factory=list)
+
+
+class DraftCache:
+    """The draft model's cache, one slot per row from its first draft until `forget`."""
+
+    def __init__(self, decoder: DraftDecoder, max_rows: int) -> None:
+        self.decoder = decoder
+        self.max_rows = max_rows
+        self._batched = min(_BATCHED, decoder.max_nodes)
+        self._held: dict[int, _Held] = {}
+        self._free = list(range(max_rows))[::-1]
+
+    def catch_up(self, rows: Seq[Sequence]) -> Tensor:
+        """Feed what each row's cache lacks, root included; return the logits after the root [B, V]."""
+        missing = [self._rewind(row) for row in rows]
+        for row, tokens in zip(rows, missing, strict=True):
+            if len(tokens) > self._batched:
+                held = self._held[row.id]
+                self.decoder.extend(held.slot, self._known(tokens[:-1]))
+                held.certain += len(tokens) - 1
+                del tokens[:-1]
+        logits = self._feed(rows, missing)
+        for row, tokens in zip(rows, missing, strict=True):
+            self._held[row.id].certain += len(tokens)
+        return logits
+
+    def advance(self, rows: Seq[Sequence], drafted: Seq[int]) -> Tensor:
+        """Feed one drafted token to each row; return the logits after it [B, V]."""
+        logits = self._feed(rows, [[token] for token in drafted])
+        for row, token in zip(rows, drafted, strict=True):
+            self._held[row.id].guesses.append(token)
+        return logits
+
+    def distrust(self, row: Sequence) -> None:
+        """Have the row's root and guesses fed again next time: they may have left numbers that are not finite."""
+        held = self._held[row.id]
+        held.certain = min(held.certain, len(row.tokens) - 1)
+        held.guesses.clear()
+
+    def forget(self, row: Sequence) -> None:
+        """Empty the row's slot, for another to use."""
+        held = self._held.pop(row.id, None)
+        if held is not None:
+            self.decoder.release(held.slot)
+            self._free.append(held.slot)
+
+    def _rewind(self, row: Sequence) -> list[int]:
+        """Cut the row's cache back to committed tokens; return those it lacks, the root at least."""
+        held, decoder = self._of(row), self.decoder
+        for guess, token in zip(
+            held.guesses, row.tokens[held.certain : held.certain + len(held.guesses)], strict=False
+        ):
+            if guess != token:
+                break
+            held.certain += 1
+        held.guesses.clear()
+        length = decoder.length(held.slot)  # an interrupted round may have left more or fewer
+        held.certain = min(held.certain, length, len(row.tokens) - 1)
+        if length > held.certain:
+            decoder.truncate(held.slot, held.certain)
+        return row.tokens[held.certain :]
+
+    def _of(self, row: Sequence) -> _Held:
+        held = self._held.get(row.id)
+        if held is None:
+            if not self._free:
+                raise WorkError(
+                    f"the draft model's cache has {self.max_rows} rows, all in use; "
+                    f"give it as many rows as the engine decodes at once"
+                )
+            held = self._held[row.id] = _Held(self._free.pop())
+        return held
+
+    def _feed(self, rows: Seq[Sequence], tokens: Seq[list[int]]) -> Tensor:
+        """Commit each row's tokens; return the logits after its last one [B, V]."""
+        slots = [self._held[row.id].slot for row in rows]
+        lengths = [len(line) for line in tokens]
+        width = max(lengths)
+        # padding follows the real tokens, so no real token attends to it, and it is not kept
+        padded = [self._known(line) + [0] * (width - len(line)) for line in tokens]
+        logits, _ = self.decoder.nodes(slots, torch.tensor(padded))  # [B, N, V]
+        self.decoder.keep(slots, [list(range(1, n)) for n in lengths])
+        if width == 1:
+            return logits[:, 0]
+        last = torch.tensor(lengths, device=logits.device) - 1
+        return logits[torch.arange(len(lengths), device=logits.device), last]
+
+    def _known(self, tokens: list[int]) -> list[int]:
+        """Stand in id 0 for ids the draft model does not have: a worse guess, and q is still what was drawn from."""
+        vocab = self.decoder.config.vocab
+        return [t if t < vocab else 0 for t in tokens] if max(tokens) >= vocab else tokens
