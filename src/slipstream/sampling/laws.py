@@ -1,0 +1,101 @@
+"""Logits become laws: the target's at every node of a draft, a drafter's at the node it is about to extend.
+
+A law is a pure function of the prefix (committed tokens, then the path to the node) and that node's logits. Order
+(vLLM's): logit bias, min_tokens, user processors; repetition penalty (prompt and output), frequency and presence
+penalties (output only); temperature; min-p; top-k; top-p. `processors` defines the first group, `truncate` the last.
+Temperature 0 is the point mass at the highest processed logit, lowest id on a tie; nothing dense is built for it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from slipstream.sampling.processors import edit_draft, edit_heads, needs_history, touches
+from slipstream.sampling.truncate import Cut, law_rows
+from slipstream.types import Draft, Laws, Sequence
+
+__all__ = ["draft_law", "fit_vocab", "laws", "needs_history"]
+
+_PAD = Cut(0.0)
+
+
+def laws(rows: list[Sequence], logits: Tensor, draft: Draft) -> Laws:
+    """Return the target's law after each node from its raw logits [B, N, V], cut to the real vocabulary.
+
+    A row whose processed logits hold NaN or +inf, or nothing above -inf, is marked in `bad` and replaced: the point 0,
+    or the uniform law. Padding is never marked and always a point. Dense laws are float32, float64 from float64 logits.
+    """
+    b, n, vocab = logits.shape
+    greedy = all(row.params.greedy for row in rows)
+    if any(map(touches, rows)):
+        x = edit_draft(rows, logits, draft)
+    else:
+        x = logits.detach() if greedy else _float(logits)
+    flat = x.reshape(b * n, vocab)
+    points, broken = peaks(flat)
+    bad = None
+    if broken is not None:
+        real = torch.arange(n, device=x.device) < draft.length.to(x.device)[:, None]
+        bad = broken.view(b, n) & real
+        bad = bad if bool(bad.any()) else None
+        flat, points = _replace(flat, points, broken)
+    if greedy:
+        return Laws(points=points.view(b, n), bad=bad)
+    length = draft.length.tolist()
+    cuts = [Cut.of(row.params) if i < length[r] else _PAD for r, row in enumerate(rows) for i in range(n)]
+    return Laws(probs=law_rows(flat, points, cuts).view(b, n, vocab), bad=bad)
+
+
+def draft_law(rows: list[Sequence], prefixes: list[list[int]], logits: Tensor) -> Tensor:
+    """Shape a drafter's logits [B, V] at one node per row as the target's would be; return q [B, V], to be recorded.
+
+    `prefixes[b]` is the whole prefix at that node (`row.tokens` and the drafted path); it is not read, and may be
+    empty, for a row without `needs_history`. Greedy rows are one-hot. Rows that are not finite become uniform.
+    """
+    edited = any(row.params.logit_bias or needs_history(row.params) for row in rows)
+    x = edit_heads(rows, logits, prefixes) if edited else _float(logits)
+    points, broken = peaks(x)
+    if broken is not None:
+        x, points = _replace(x, points, broken)
+    return law_rows(x, points, [Cut.of(row.params) for row in rows])
+
+
+def fit_vocab(x: Tensor, vocab: int, *, logits: bool) -> Tensor:
+    """Bring rows x [..., Vd] to [..., vocab]: cut what the target does not know, give what x lacks no mass.
+
+    Logits are padded with -inf. Probabilities are padded with 0 and, when cut, normalised again; a row that had all
+    its mass beyond `vocab` becomes uniform.
+    """
+    width = x.shape[-1]
+    if width < vocab:
+        return torch.nn.functional.pad(x, (0, vocab - width), value=-torch.inf if logits else 0.0)
+    if width == vocab or logits:
+        return x[..., :vocab]
+    kept = x[..., :vocab]
+    mass = kept.sum(-1, keepdim=True)
+    return torch.where(mass > 0, kept / torch.where(mass > 0, mass, 1.0), 1.0 / vocab)
+
+
+def peaks(x: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Return the argmax of rows x [R, V], lowest id on a tie, and which rows [R] have no finite peak (None: all do)."""
+    if x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64):
+        rows = x.numpy()
+        # row by row: numpy copies a strided matrix, and is many times faster than torch on one row
+        at = [int(row.argmax()) for row in rows]
+        fine = all(np.isfinite(row[i]) for row, i in zip(rows, at, strict=True))
+        points = torch.tensor(at)
+        return points, None if fine else ~x.gather(1, points[:, None])[:, 0].isfinite()
+    top, points = x.max(-1)
+    broken = ~top.isfinite()
+    return points, broken if bool(broken.any()) else None
+
+
+def _float(logits: Tensor) -> Tensor:
+    x = logits.detach()
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def _replace(x: Tensor, points: Tensor, broken: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.where(broken[:, None], 0.0, x), torch.where(broken, 0, points)

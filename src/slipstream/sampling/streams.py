@@ -1,0 +1,165 @@
+"""All randomness of one round: counter-based Philox streams (Salmon et al. 2011), one set per row.
+
+A stream is the key (seed, sample, stream name); its counter is (round, call in the round) for draft, accept and correct
+draws, and the absolute position for the shared noise. Every (key, counter) is used once in a run, the shared noise
+apart, which is one noise vector per position by design (Daliri et al. 2408.07978). Random bits are made on the CPU by
+numpy, so that a request draws the same whatever the batch, the padding and the device.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from slipstream.types import Sequence, WorkError
+
+Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+
+_CHUNK = 128  # ids summed before they are searched
+_HELD = 16  # noise vectors kept: a round asks for a position's twice, to draft and to verify
+_WORD = 2**64 - 1
+
+
+class Stream(enum.IntEnum):
+    """The streams of a sample: part of the key, so that no two share a block."""
+
+    DRAFT = 1
+    ACCEPT = 2
+    CORRECT = 3
+    NOISE = 4
+
+
+def new_seed() -> int:
+    """Return a seed for a request that named none, from the operating system."""
+    return int.from_bytes(os.urandom(8), "little") >> 1
+
+
+def raw(key: tuple[int, int], counter: tuple[int, int], n: int) -> Array:
+    """Return n words of 64 random bits: `counter` is the upper half of Philox's counter, blocks count in the lower."""
+    counter_words = np.array([0, 0, *counter], dtype=np.uint64)
+    return np.asarray(np.random.Philox(key=np.array(key, dtype=np.uint64), counter=counter_words).random_raw(n))
+
+
+class RequestRngs:
+    """The production `Rngs` of one round. Build one per round: `rounds` and `tokens` of the rows are read here.
+
+    Draws of a stream are numbered per row: an inactive row uses up no number, and K coins in one call are K lanes under
+    one number, so that neither padded rows nor padded lanes change what a row draws later. With `shared_noise`,
+    `draft(w, depth)` uses the noise of the position the token would take, as `shared(w, depth)` does.
+    """
+
+    def __init__(self, rows: list[Sequence], shared_noise: bool = False) -> None:
+        self.shared_noise = shared_noise
+        self._ids = [(row.seed & _WORD, row.sample) for row in rows]
+        self._rounds = [row.rounds for row in rows]
+        self._ends = [len(row.tokens) for row in rows]
+        self._calls = {stream: [0] * len(rows) for stream in Stream}
+        self._noise: dict[tuple[int, int, int], Array] = {}
+
+    def draft(self, w: Tensor, depth: int, active: Tensor | None = None) -> Tensor:
+        """Draw the token at `depth` of each row from w [B, V] -> [B]; inactive rows get 0."""
+        if self.shared_noise:
+            return self.shared(w, depth, active)
+        return self._draw(Stream.DRAFT, w, active)
+
+    def correct(self, w: Tensor, active: Tensor | None = None) -> Tensor:
+        """Draw the token after the accepted path from w [B, V] -> [B]; inactive rows get 0."""
+        return self._draw(Stream.CORRECT, w, active)
+
+    def accept(self, a: Tensor, active: Tensor | None = None) -> Tensor:
+        """Flip coins with probabilities a [B] or [B, K]: uniform of 53 bits in [0, 1), strictly below a."""
+        coins = np.full((a.shape[0], a[0].numel()), np.inf)
+        for b in self._active(a.shape[0], active):
+            coins[b] = self._uniform(Stream.ACCEPT, b, coins.shape[1])
+        # compared in float64: a uniform rounded to float32 could reach 1, and fail a probability of 1
+        return torch.from_numpy(coins).to(a.device).view(a.shape) < a.detach().double()
+
+    def shared(self, w: Tensor, depth: int, active: Tensor | None = None) -> Tensor:
+        """Race for the token at index `len(tokens) + depth - 1`: the least E/w wins, E that position's exponentials."""
+        rows = self._active(w.shape[0], active)
+        out = torch.zeros(w.shape[0], dtype=torch.int64, device=w.device)
+        if not rows:
+            return out
+        at = torch.tensor(rows, device=w.device)
+        noise = np.stack([self._exponential(b, self._ends[b] + depth - 1, w.shape[1]) for b in rows])
+        runners = w.detach()[at].double()  # [A, V]
+        _need_mass(runners.sum(-1), rows)
+        speed = torch.where(runners > 0, runners / torch.from_numpy(noise).to(w.device), -1.0)
+        out[at] = speed.argmax(-1)
+        return out
+
+    def _draw(self, stream: Stream, w: Tensor, active: Tensor | None) -> Tensor:
+        rows = self._active(w.shape[0], active)
+        out = torch.zeros(w.shape[0], dtype=torch.int64, device=w.device)
+        if not rows:
+            return out
+        u = torch.from_numpy(np.concatenate([self._uniform(stream, b, 1) for b in rows])).to(w.device)  # [A]
+        if len(rows) == w.shape[0]:
+            return pick(w.detach(), u)
+        at = torch.tensor(rows, device=w.device)
+        out[at] = pick(w.detach()[at], u)
+        return out
+
+    def _active(self, b: int, active: Tensor | None) -> list[int]:
+        if b != len(self._ids):
+            raise ValueError(f"weights for {b} rows, but the round has {len(self._ids)}")
+        return list(range(b)) if active is None else [i for i, on in enumerate(active.tolist()) if on]
+
+    def _uniform(self, stream: Stream, b: int, n: int) -> Array:
+        call = self._calls[stream][b]
+        self._calls[stream][b] += 1
+        words = raw(self._key(stream, b), (call, self._rounds[b]), n)
+        return np.asarray((words >> np.uint64(11)) * 2.0**-53)
+
+    def _exponential(self, b: int, position: int, vocab: int) -> Array:
+        where = (b, position, vocab)
+        if where not in self._noise:
+            words = raw(self._key(Stream.NOISE, b), (0, position), vocab)
+            # 52 bits and a half: neither 0 nor 1 can occur, so the logarithm is finite and not zero
+            noise = -np.log(((words >> np.uint64(12)) + 0.5) * 2.0**-52)
+            while len(self._noise) >= _HELD:
+                del self._noise[next(iter(self._noise))]
+            self._noise[where] = noise
+        return self._noise[where]
+
+    def _key(self, stream: Stream, b: int) -> tuple[int, int]:
+        seed, sample = self._ids[b]
+        return seed, sample << 8 | stream
+
+
+def pick(w: Tensor, u: Tensor) -> Tensor:
+    """Invert the cumulated weights w [A, V] at uniforms u [A] in [0, 1): the id reached, never one of zero weight.
+
+    Works in float64 and in two levels, sums of `_CHUNK` ids and then the ids of one chunk: cumulating a whole
+    vocabulary costs more than everything else in a draw.
+    """
+    rows, vocab = w.shape
+    padded = torch.nn.functional.pad(w, (0, -vocab % _CHUNK)) if vocab % _CHUNK else w
+    chunks = padded.reshape(rows, -1, _CHUNK)  # [A, C, _CHUNK]
+    upto = chunks.sum(-1, dtype=torch.float64).cumsum(-1)  # [A, C]
+    total = upto[:, -1]
+    _need_mass(total, list(range(rows)))
+    goal = u.double() * total
+    chunk = _reach(upto, goal)
+    before = torch.where(chunk > 0, upto.gather(1, (chunk - 1).clamp(min=0)[:, None])[:, 0], 0.0)
+    inside = chunks[torch.arange(rows, device=w.device), chunk].cumsum(-1, dtype=torch.float64)  # [A, _CHUNK]
+    return chunk * _CHUNK + _reach(inside, goal - before)
+
+
+def _reach(upto: Tensor, goal: Tensor) -> Tensor:
+    found = torch.searchsorted(upto, goal[:, None].contiguous(), right=True)[:, 0]
+    # rounding may carry the goal past the end: then the last place that adds weight is meant
+    last = torch.searchsorted(upto, upto[:, -1:].contiguous(), right=False)[:, 0]
+    return torch.minimum(found, last)
+
+
+def _need_mass(total: Tensor, rows: list[int]) -> None:
+    fine = (total > 0) & total.isfinite()
+    if not bool(fine.all()):
+        b = int((~fine).nonzero()[0, 0])
+        raise WorkError(f"row {rows[b]} has weights of sum {float(total[b])}: a draw needs a finite sum above 0")

@@ -1,0 +1,160 @@
+"""Temperature, min-p, top-k and top-p: finite logit rows become laws.
+
+Tokens are ordered by logit, highest first, the lower id first on a tie. All three cuts keep a head of that order: min-p
+the tokens of at least `min_p` times the largest probability, top-k the first k, and top-p the shortest head of what the
+other two left that holds at least `top_p` of its mass (the token that crosses is kept). So a cut is one count, found on
+a sorted head in float64, row by row: what is kept never depends on the other rows of a batch. A boundary met to within
+1e-6 is met, or the last bit of a float32 logit would decide whether .5 and .3 hold .8 of a mass of 1.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from slipstream.types import SamplingParams
+
+Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
+
+HEAD = 512  # sorted tokens looked at before the whole row is
+_MET = 1e-6
+_COLDEST = 1e-30  # below, every logit gap that float32 can hold is infinite anyway; keeps 0/0 away
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How one row is sampled: temperature (0: greedy) and the three cuts; k = 0 means no top-k."""
+
+    temperature: float
+    k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+    @classmethod
+    def of(cls, params: SamplingParams) -> Cut:
+        """Read the cut of a request."""
+        cold = params.temperature if params.greedy else max(params.temperature, _COLDEST)
+        return cls(cold, max(params.top_k, 0), params.top_p, params.min_p)
+
+    @property
+    def whole(self) -> bool:
+        """True when no token is cut."""
+        return not self.k and self.top_p >= 1.0 and self.min_p <= 0.0
+
+
+def law_rows(x: Tensor, points: Tensor, cuts: list[Cut]) -> Tensor:
+    """Turn finite-peaked logits x [R, V], their argmax `points` [R] and one cut per row into laws [R, V]."""
+    greedy = [r for r, cut in enumerate(cuts) if cut.temperature == 0.0]
+    whole = [r for r, cut in enumerate(cuts) if cut.temperature > 0.0 and cut.whole]
+    cut_rows = [r for r, cut in enumerate(cuts) if cut.temperature > 0.0 and not cut.whole]
+    if len(whole) == len(cuts):
+        return _softmax(x, points, cuts)
+    probs = torch.zeros_like(x)
+    if greedy:
+        at = torch.tensor(greedy, device=x.device)
+        probs[at, points[at]] = 1.0
+    if whole:
+        at = torch.tensor(whole, device=x.device)
+        probs[at] = _softmax(x[at], points[at], [cuts[r] for r in whole])
+    if cut_rows and x.device.type == "cpu":
+        rows, out = x.numpy(), probs.numpy()
+        for r in cut_rows:
+            _cut_row(rows[r], cuts[r], out[r])
+    elif cut_rows:
+        at = torch.tensor(cut_rows, device=x.device)
+        probs[at] = cut_on_device(x[at], points[at], [cuts[r] for r in cut_rows])
+    return probs
+
+
+def cut_on_device(x: Tensor, points: Tensor, cuts: list[Cut]) -> Tensor:
+    """Do what the row-by-row path does, with whole-batch operations, for an accelerator: [R, V] -> [R, V]."""
+    vocab = x.shape[1]
+    kept = _counts(x, points, cuts, min(vocab, max([HEAD, *(cut.k for cut in cuts)])))
+    width = int(max(kept))
+    head = x.topk(width, dim=-1).values  # [R, width]
+    last = head.gather(1, torch.tensor(kept, device=x.device)[:, None] - 1)  # [R, 1]
+    stays = x >= last
+    extra = (stays.sum(-1).cpu() - torch.tensor(kept)).tolist()
+    for r, spare in enumerate(extra):
+        if spare:
+            ties = (x[r] == last[r]).nonzero()[:, 0]
+            stays[r, ties[-spare:]] = False
+    return _softmax(torch.where(stays, x, -torch.inf), points, cuts)
+
+
+def _counts(x: Tensor, points: Tensor, cuts: list[Cut], width: int) -> list[int]:
+    head = x.topk(width, dim=-1).values.double().cpu().numpy()  # [R, width]
+    mass = (1.0 / _softmax(x, points, cuts).amax(-1)).double().tolist()
+    kept = [count(head[r], cut, x.shape[1], mass[r]) for r, cut in enumerate(cuts)]
+    short = [r for r, n in enumerate(kept) if n is None]
+    if short:
+        at = torch.tensor(short, device=x.device)
+        again = _counts(x[at], points[at], [cuts[r] for r in short], x.shape[1])
+        for r, n in zip(short, again, strict=True):
+            kept[r] = n
+    return [n for n in kept if n is not None]
+
+
+def count(head: Array, cut: Cut, vocab: int, mass: float) -> int | None:
+    """Count the tokens a cut keeps, from the highest logits of a row in order [M]; None when M is too few to tell.
+
+    `mass` is the sum of exp((logit - highest) / temperature) over the whole row.
+    """
+    with np.errstate(over="ignore"):
+        scaled = (head - head[0]) / cut.temperature
+    limit = len(head)
+    if cut.min_p > 0.0:
+        limit = int(np.count_nonzero(scaled >= math.log(cut.min_p) - _MET))
+    if cut.k:
+        limit = min(limit, cut.k)
+    settled = limit < len(head) or len(head) == vocab or 0 < cut.k <= len(head)
+    if cut.top_p >= 1.0:
+        return limit if settled else None
+    total = np.exp(scaled[:limit]).cumsum()
+    if settled and (cut.min_p > 0.0 or 0 < cut.k < vocab):
+        mass = float(total[-1])
+    elif not settled and cut.min_p > 0.0:
+        return None  # the mass min-p leaves is not known yet
+    kept = 1 + int(np.count_nonzero(total[:-1] < cut.top_p * mass * (1.0 - _MET)))
+    return kept if kept < limit or settled else None
+
+
+def _cut_row(row: Array, cut: Cut, out: Array) -> None:
+    vocab = len(row)
+    width = min(vocab, cut.k or HEAD)
+    mass = _mass(row, cut) if cut.top_p < 1.0 and not 0 < cut.k < vocab else 0.0
+    head = _highest(row, width)
+    kept = count(head, cut, vocab, mass)
+    if kept is None:
+        head = _highest(row, vocab)
+        kept = count(head, cut, vocab, mass) or vocab
+    last = head[kept - 1].astype(row.dtype)
+    ids = np.flatnonzero(row >= last)
+    if len(ids) > kept:
+        ties = ids[row[ids] == last]
+        ids = np.setdiff1d(ids, ties[kept - len(ids) :], assume_unique=True)
+    with np.errstate(over="ignore"):
+        weights = np.exp((row[ids].astype(np.float64) - head[0]) / cut.temperature)
+    out[ids] = weights / weights.sum()
+
+
+def _mass(row: Array, cut: Cut) -> float:
+    with np.errstate(over="ignore"):
+        scaled = (row - row.max()) / row.dtype.type(cut.temperature)
+    return float(np.exp(scaled).sum(dtype=np.float64))
+
+
+def _highest(row: Array, width: int) -> Array:
+    part = np.partition(row, len(row) - width)[len(row) - width :] if width < len(row) else row
+    return np.sort(part)[::-1].astype(np.float64)
+
+
+def _softmax(x: Tensor, points: Tensor, cuts: list[Cut]) -> Tensor:
+    scale = torch.tensor([cut.temperature for cut in cuts], dtype=x.dtype, device=x.device)[:, None]
+    # the peak goes first, so that a small temperature cannot overflow
+    return torch.softmax((x - x.gather(1, points[:, None])) / scale, dim=-1)
