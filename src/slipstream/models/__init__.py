@@ -106,8 +106,9 @@ def _converted(file: Path, progress: bool) -> Path:
 def _content_key(file: Path) -> str:
     """SHA-256 of a file, remembered by path, size and time: hashing gigabytes at each start would take seconds."""
     stat = file.stat()
-    stamp = [str(file.resolve()), stat.st_size, stat.st_mtime_ns]
-    memo = home() / "hashes" / f"{hashlib.sha256(stamp[0].encode()).hexdigest()[:16]}.json"
+    place = str(file.resolve())
+    stamp = [place, stat.st_size, stat.st_mtime_ns]
+    memo = home() / "hashes" / f"{hashlib.sha256(place.encode()).hexdigest()[:16]}.json"
     if memo.is_file():
         known = json.loads(memo.read_text())
         if known["stamp"] == stamp:

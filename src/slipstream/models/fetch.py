@@ -54,7 +54,7 @@ def discard_downloads(entry: Entry) -> None:
 
 def download(entry: Entry, folder: Path, progress: bool) -> list[Path]:
     """Return the checked wheels of `entry` in `folder`, downloading those that are missing or damaged."""
-    paths = []
+    paths: list[Path] = []
     with _bar(entry.download, f"download {entry.name}", progress) as bar:
         for wheel in entry.wheels:
             path = folder / wheel.filename
@@ -165,9 +165,10 @@ def _chunks(file: IO[bytes]) -> Iterator[bytes]:
 
 def _size(folder: Path) -> int:
     total = 0
-    for file in folder.rglob("*"):
-        with contextlib.suppress(OSError):  # pip deletes its files while we look
-            total += file.stat().st_size if file.is_file() else 0
+    for place, _, names in os.walk(folder):  # os.walk passes over folders that pip deletes while we look
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += os.stat(os.path.join(place, name)).st_size
     return total
 
 
