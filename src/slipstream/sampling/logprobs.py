@@ -6,6 +6,7 @@ sampled from. Comes after the verdict and takes no part in it; a drafter's proba
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from typing import TypeAlias
 
 import numpy as np
@@ -13,27 +14,27 @@ import torch
 from torch import Tensor
 
 from slipstream.sampling.truncate import Array
+from slipstream.types import Laws
 
 Entry: TypeAlias = tuple[float, dict[int, float]]
 
 
-def token_logprobs(logits: Tensor, tokens: list[int], k: int, *, processed: Tensor | None = None) -> list[Entry]:
+def token_logprobs(logits: Tensor, tokens: Tensor | Seq[int], k: int, *, processed: Laws | None = None) -> list[Entry]:
     """Return, for each of T tokens, its log-probability and those of the k likeliest tokens and its own.
 
-    `logits` [T, V] are raw, row t what the target said before `tokens[t]`. `processed` holds rows of `Laws` instead:
-    `probs` [T, V], or `points` [T] (a point mass). The k come in order of probability, lower id first on a tie; fewer
-    than k when the law has no more, since a log-probability of -inf says nothing and is not JSON.
+    `logits` [T, V] are raw, row t what the target said before `tokens[t]`. `processed` holds rows of laws instead:
+    `probs` [T, V] or `points` [T]. The k come in order of probability, lower id first on a tie; fewer than k when the
+    law has no more, since a log-probability of -inf says nothing and is not JSON.
     """
-    if not tokens:
-        return []
-    if processed is not None and processed.dim() == 1:
-        return [_at_point(token, int(point), k) for token, point in zip(tokens, processed.tolist(), strict=True)]
-    if processed is None:
-        scores = torch.log_softmax(logits if logits.dtype == torch.float64 else logits.float(), dim=-1)
+    ids = torch.as_tensor(tokens).tolist()
+    if processed is not None and processed.points is not None:
+        return [_at_point(token, point, k) for token, point in zip(ids, processed.points.tolist(), strict=True)]
+    if processed is not None and processed.probs is not None:
+        scores = processed.probs.log()
     else:
-        scores = processed.log()
+        scores = torch.log_softmax(logits if logits.dtype == torch.float64 else logits.float(), dim=-1)
     table = scores.detach().cpu().numpy()
-    return [_entry(row, token, k) for row, token in zip(table, tokens, strict=True)]
+    return [_entry(row, token, k) for row, token in zip(table, ids, strict=True)]
 
 
 def _at_point(token: int, point: int, k: int) -> Entry:
