@@ -91,6 +91,7 @@ def check(draft, rows, budget):
     assert all(1 <= n <= 1 + max(0, m) for n, m in zip(draft.length.tolist(), budget, strict=True))
     assert nodes == int(draft.length.max()), "no padding that no row needs"
     assert (draft.draw[:, 0] == Draw.FIXED).all()
+    assert all((draft.draw[b, n:] == Draw.FIXED).all() for b, n in enumerate(draft.length)), "padding is not drawn"
     for b, row in enumerate(rows):
         marks = draft.draw[b, 1 : draft.length[b]]
         kinds = set(marks.tolist())

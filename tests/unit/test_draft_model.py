@@ -189,6 +189,12 @@ class TestLaw:
         assert draft.draw.tolist() == [[0, 0, 0], [0, 1, 1]]
         assert draft.tokens[0].tolist() == [1, *greedy_text([1], 2)]
 
+    def test_a_sampled_row_without_a_draft_has_no_drawn_nodes(self):
+        drafter, _ = model()
+        draft = propose(drafter, [row_of([1]), row_of([2], row_id=1, temperature=1.0)], 2, 0)
+        assert draft.q is None
+        assert draft.draw.tolist() == [[Draw.FIXED] * 3] * 2
+
     def test_processors_see_the_prefix_of_each_node(self):
         seen = []
 
@@ -258,9 +264,15 @@ class TestEarlyStop:
         def logits(prefix):
             return torch.tensor([0.0, 50.0, 0.0]) if len(prefix) == 3 else torch.tensor([50.0, 0.0, 0.0])
 
-        for ignore, right in ((False, [0, 1]), (True, [0, 1, 0, 0])):
+        ended, whole = [0, 1], [0, 1, 0, 0]
+        for ends, right in (
+            ({"eos": (1,)}, ended),
+            ({"eos": (1,), "ignore_eos": True}, whole),
+            ({"stop_token_ids": (1,)}, ended),
+            ({}, whole),
+        ):
             drafter, _ = model(logits, vocab=3)
-            row = row_of([2, 2], eos=(1,), temperature=temperature, ignore_eos=ignore)
+            row = row_of([2, 2], temperature=temperature, **ends)
             assert propose(drafter, [row], 4).tokens[0, 1:].tolist() == right
 
     @pytest.mark.parametrize("value", [-0.1, 1.0, math.nan])

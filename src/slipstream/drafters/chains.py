@@ -38,7 +38,7 @@ def chain_draft(
         tokens=torch.tensor(tokens, dtype=torch.int64, device=device).view(len(lengths), width),  # [B, N]
         parents=parents,
         length=ones if width == 1 else torch.tensor(lengths, device=device),  # [B]
-        draw=fixed if sampled is None or width == 1 else _draws(sampled, width, device),
+        draw=fixed if sampled is None or width == 1 else _draws(sampled, lengths, device),
         q=None if q is None or width == 1 else q[:, :width],  # [B, N, V]
     )
 
@@ -49,6 +49,8 @@ def _skeleton(rows: int, width: int, device: torch.device) -> tuple[Tensor, Tens
     return parents, torch.ones(rows, dtype=torch.int64, device=device), torch.zeros_like(parents)
 
 
-def _draws(sampled: Seq[bool], width: int, device: torch.device) -> Tensor:
-    kinds = [[Draw.FIXED] + [Draw.SAMPLED if drawn else Draw.FIXED] * (width - 1) for drawn in sampled]
+def _draws(sampled: Seq[bool], lengths: Seq[int], device: torch.device) -> Tensor:
+    width = max(lengths)
+    drawn = [n if flag else 1 for flag, n in zip(sampled, lengths, strict=True)]  # roots and padding are fixed
+    kinds = [[Draw.FIXED] + [Draw.SAMPLED] * (n - 1) + [Draw.FIXED] * (width - n) for n in drawn]
     return torch.tensor(kinds, dtype=torch.int64, device=device)  # [B, N]

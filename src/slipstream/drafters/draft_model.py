@@ -137,8 +137,7 @@ class DraftModel:
             guess.append(token)
             if work.prefixes[b]:
                 work.prefixes[b].append(token)
-            ended = token in row.eos_ids and not row.params.ignore_eos
-            if not (ended or doubtful[i] or len(guess) >= work.limits[b]):
+            if not (_ends(row, token) or doubtful[i] or len(guess) >= work.limits[b]):
                 going.append(b)
         return going
 
@@ -168,3 +167,8 @@ class DraftModel:
 def _bare_greedy(params: SamplingParams) -> bool:
     """True when the row's law is the highest raw logit: nothing needs to be applied first."""
     return params.greedy and not params.logit_bias and not needs_history(params)
+
+
+def _ends(row: Sequence, token: int) -> bool:
+    """True when nothing can come after this token, so that drafting on would be wasted."""
+    return token in row.params.stop_token_ids or (token in row.eos_ids and not row.params.ignore_eos)
