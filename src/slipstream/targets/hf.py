@@ -150,12 +150,12 @@ class HFTarget:
         if self._takes_keep:
             options["logits_to_keep"] = rows
         try:
-            out = self.model(input_ids=ids, **options)
+            with self._taps.listen():
+                out = self.model(input_ids=ids, **options)
         except torch.OutOfMemoryError as error:
             raise WorkError(
                 f"out of memory in a pass over {len(tokens)} tokens; use fewer rows or shorter prompts"
             ) from error
-        self._taps.seal()
         return out.logits[0, -rows:, : self.caps.vocab], _cache_of(out)
 
     def _describe(self, vocab: int | None, max_rows: int, max_len: int | None) -> Caps:
@@ -164,15 +164,15 @@ class HFTarget:
         if limit < 16:
             raise RequestError(f"model {self.kind!r} has {limit} positions; a target needs at least 16")
         width = getattr(config, "vocab_size", None) or vocab or 0
-        if vocab is not None and not 1 <= vocab <= width:
-            raise RequestError(f"vocab {vocab}: model {self.kind!r} has {width} token ids; use 1 to {width}")
+        if vocab is not None and vocab < 1:
+            raise RequestError(f"vocab {vocab}: at least 1 token id is needed")
         if max_len is not None and not 1 <= max_len <= limit:
             raise RequestError(f"max_len {max_len}: model {self.kind!r} has {limit} positions; use 1 to {limit}")
         if max_rows < 1:
             raise RequestError(f"max_rows {max_rows}: at least 1 row is needed")
         depth = getattr(config, "num_hidden_layers", 0) or 0
         return Caps(
-            vocab=vocab or width,
+            vocab=min(vocab or width, width),  # a tokenizer may know ids the model has no row for
             max_len=max_len or limit,
             max_rows=max_rows,
             max_nodes=max_len or limit,
