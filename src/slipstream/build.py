@@ -189,6 +189,7 @@ def open_target(config: TargetConfig, *, rows: int, draft_tokens: int = 0) -> Op
     choose("target", config.kind, ("auto", *TARGETS))
     folder = models.resolve(config.model)
     tokenizer = load_tokenizer(folder)
+    _check_context(config, read_model_config(folder))
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, device)
     sizes = {"vocab": tokenizer.vocab, "max_rows": rows, "max_len": config.max_len}
@@ -201,6 +202,13 @@ def open_target(config: TargetConfig, *, rows: int, draft_tokens: int = 0) -> Op
     with memory_guard(f"loading {config.model}"):
         target = TARGETS[kind].make(folder, dtype, device, **sizes)
     return Opened(config.model, folder, target, tokenizer, kind, dtype, device, notes)
+
+
+def _check_context(config: TargetConfig, raw: Mapping[str, Any]) -> None:
+    """Positions the model was not made for give text without warning, so they are refused."""
+    limit = (raw.get("text_config") or raw).get("max_position_embeddings")
+    if config.max_len and isinstance(limit, int) and config.max_len > limit:
+        raise RequestError(f"max_model_len={config.max_len} is more than the {limit} positions of {config.model}")
 
 
 def target_kind(folder: Path) -> tuple[str, str]:

@@ -204,6 +204,12 @@ class LLM:
             )
         return list(ids)
 
+    def check(self, prompts: Any, sampling_params: Params | list[Params] = None) -> None:
+        """Raise the `RequestError` that `generate` would raise for these, without decoding anything."""
+        _, items = _split_prompts(prompts)
+        for item, params in zip(items, _params_list(sampling_params, len(items)), strict=True):
+            self._request(item, params)
+
     def _request(self, prompt: Prompt, params: SamplingParams) -> list[Sequence]:
         from slipstream.sampling import new_seed
 

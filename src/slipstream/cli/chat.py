@@ -10,7 +10,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from slipstream.cli import options
-from slipstream.cli.generate import open_llm, sample_json, stats_line
+from slipstream.cli.generate import open_llm, sample_json, say_notes, stats_line
 from slipstream.cli.options import say
 from slipstream.cli.paint import Painter
 from slipstream.types import RequestError, SamplingParams
@@ -38,6 +38,7 @@ def run(args: argparse.Namespace) -> int:
     if params.n != 1 or params.logprobs is not None:
         raise RequestError("--n and --logprobs have no effect in chat; use generate")
     llm = open_llm(args)
+    say_notes(llm)
     if args.trace:
         from slipstream.cli.trace import Tracer
 

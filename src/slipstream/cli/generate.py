@@ -36,6 +36,8 @@ def run(args: argparse.Namespace) -> int:
     prompts = read_prompts(args)
     params = SamplingParams(**options.sampling_options(args))
     llm = open_llm(args)
+    llm.check(prompts, params)
+    say_notes(llm)
     if args.trace:
         from slipstream.cli.trace import Tracer
 
@@ -58,13 +60,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def open_llm(args: argparse.Namespace) -> LLM:
-    """Load what the options name, and pass on what people should know about it."""
+    """Load what the options name."""
     from slipstream.llm import LLM
 
-    llm = LLM(**options.llm_options(args))
+    return LLM(**options.llm_options(args))
+
+
+def say_notes(llm: LLM) -> None:
+    """Pass on what people should know about what was loaded."""
     for note in llm.notes:
         say(f"slipstream: {note}")
-    return llm
 
 
 def json_of(llm: LLM, samples: list[Completion], params: SamplingParams) -> dict[str, Any]:
