@@ -224,11 +224,11 @@ def hf_layers(model):
     return find_layers(model, 2)
 
 
-@families
+@pytest.mark.parametrize("family", ["llama", "mistral", "mamba2", "lfm2", "rwkv"])
 def test_a_released_slot_holds_nothing_and_starts_again(family):
     target = target_of(family)
     counts = []
-    for turn in range(4):
+    for turn in range(3):
         text = Text(turn, 9 + turn)
         target.prefill(0, text.tokens[:-1])
         chain = text.chain(N)
@@ -239,7 +239,7 @@ def test_a_released_slot_holds_nothing_and_starts_again(family):
         assert target.length(0) == 0
         gc.collect()
         counts.append(sum(issubclass(type(o), torch.Tensor) for o in gc.get_objects()))
-    assert counts[1:] == counts[:1] * 3
+    assert counts[1:] == counts[:1] * 2
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "gemma3_text", "mamba2", "qwen3_next", "rwkv"])
