@@ -35,7 +35,7 @@ def write_tokenizer(fields: dict[str, Any], folder: Path) -> None:
     model = fields.get("tokenizer.ggml.model")
     if model != "gpt2":
         raise RequestError(f"GGUF tokenizer {model!r} is not supported; 'gpt2' (byte-level BPE) is")
-    build_tokenizer(fields).save(str(folder / "tokenizer.json"))
+    build_tokenizer(fields).save(str(folder / "tokenizer.json"), pretty=False)
     text = json.dumps(tokenizer_config(fields), indent=2, ensure_ascii=False)
     (folder / "tokenizer_config.json").write_text(text + "\n", encoding="utf-8")
 
