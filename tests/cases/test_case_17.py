@@ -46,6 +46,9 @@ def test_case_17_f_the_tail_does_not_match_itself():
     assert drafted([1, 2, 3, 9, 7, 8], bounds=(2, 4)) == []
 
 
-@pytest.mark.parametrize("text, right", [([1, 6, 3, 6], [3, 6]), ([7, 8, 5, 7, 8], [5, 7, 8])])
-def test_case_17_g_a_match_close_to_the_end_gives_a_shorter_draft(text, right):
-    assert drafted(text, 8) == right
+@pytest.mark.parametrize(
+    "text, bounds, right",
+    [([1, 6, 3, 6], (1, 1), [3, 6]), ([7, 8, 5, 7, 8], (2, 4), [5, 7, 8]), ([1, 6, 3, 6], (1, 4), [3])],
+)
+def test_case_17_g_a_match_close_to_the_end_gives_a_shorter_draft(text, bounds, right):
+    assert drafted(text, 8, bounds=bounds) == right

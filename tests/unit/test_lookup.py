@@ -12,8 +12,8 @@ def row_of(tokens, *, row_id=0, eos=(), **params):
     return Sequence(row_id, list(tokens), len(tokens), SamplingParams(**params), eos_ids=eos)
 
 
-def guess(tokens, budget=8, *, low=1, high=4, **row):
-    drafter = Lookup(LookupOptions(min_ngram=low, max_ngram=high))
+def guess(tokens, budget=8, *, low=1, high=4, reach=0, **row):
+    drafter = Lookup(LookupOptions(min_ngram=low, max_ngram=high, reach=reach))
     return drafter.guess(row_of(tokens, **row), budget)
 
 
@@ -78,6 +78,13 @@ def test_a_repeated_block_is_copied_as_far_as_the_budget_goes():
 
 def test_a_repeat_not_yet_seen_twice_in_full_is_not_continued():
     assert guess([1, 2, 3, 4, 5, 1, 2], 20, low=2) == [3, 4, 5, 1, 2]
+
+
+@pytest.mark.parametrize("reach, right", [(0, 9), (1, 2), (2, 5), (3, 8)])
+def test_a_short_match_is_trusted_for_less(reach, right):
+    text = [1, 2, 3, *range(10, 30), 1, 2, 3]
+    assert guess(text, 9, reach=reach) == list(range(10, 10 + right))
+    assert guess(text, 9, high=3, reach=reach) == list(range(10, 19)), "a match of max_ngram tokens is not short"
 
 
 def test_stops_at_a_stop_id_and_before_an_id_outside_the_vocabulary():
@@ -161,6 +168,8 @@ def test_cost_of_a_round_does_not_grow_with_the_text():
         ({"max_ngram": 2.5}, "max_ngram=2.5"),
         ({"max_ngram": True}, "max_ngram=True"),
         ({"max_ngram": 65}, "1 to 64"),
+        ({"reach": -1}, "reach=-1"),
+        ({"reach": 1.5}, "reach=1.5"),
         ({"min_ngram": 5, "max_ngram": 4}, "min_ngram=5 must not be larger than max_ngram=4"),
     ],
 )

@@ -115,18 +115,23 @@ class DraftModel:
 
     def _choose(self, work: _Round, live: list[int], law: Tensor, depth: int) -> Tensor:
         """Draw, or take the highest, from each row of law [live, V]; record the law drawn from."""
-        tokens = law.argmax(-1)
-        if not any(work.sampled[b] for b in live):
-            return tokens
+        greedy = [i for i, b in enumerate(live) if not work.sampled[b]]
+        if len(greedy) == len(live):
+            return law.argmax(-1)
         if work.q is None:
             shape = (len(work.rows), 1 + max(work.limits), self.vocab)
             work.q = torch.zeros(shape, dtype=law.dtype, device=self.device)
         row_law = work.q[:, depth - 1]  # [B, V]: node depth - 1 is the parent
-        row_law[live] = law.to(self.device)
+        if len(live) == len(work.rows):
+            row_law.copy_(law)
+        else:
+            row_law[live] = law.to(self.device)
         active = torch.zeros(len(work.rows), dtype=torch.bool, device=self.device)
         active[[b for b in live if work.sampled[b]]] = True
-        drawn = work.rngs.draft(row_law, depth, active)  # law 3: drawn from the recorded row itself
-        return torch.where(active[live], drawn[live].to(tokens.device), tokens)
+        tokens = work.rngs.draft(row_law, depth, active)[live]  # law 3: drawn from the recorded rows themselves
+        if greedy:
+            tokens[greedy] = law[greedy].argmax(-1).to(tokens.device)
+        return tokens
 
     def _take(self, work: _Round, live: list[int], logits: Tensor, tokens: Tensor) -> list[int]:
         """Append tokens [live]. Whatever ends a row here ends it after its token is kept (law 4)."""

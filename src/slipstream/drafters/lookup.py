@@ -23,12 +23,19 @@ _LONGEST = 64
 
 @dataclass(frozen=True, kw_only=True)
 class LookupOptions:
-    """How many of the last tokens must agree, at least, and how many are compared, at most."""
+    """How many of the last tokens must agree, at least, and how many are compared, at most.
 
-    min_ngram: int = 2
-    max_ngram: int = 6
+    A match of n < max_ngram tokens is trusted for `reach * n - 1` tokens, one of max_ngram (or any, with reach 0) for
+    the whole budget: short matches are often chance, and wrong guesses cost the target time.
+    """
+
+    min_ngram: int = 1
+    max_ngram: int = 8
+    reach: int = 2
 
     def __post_init__(self) -> None:
+        if isinstance(self.reach, bool) or not isinstance(self.reach, int) or self.reach < 0:
+            raise RequestError(f"reach={self.reach!r} must be a whole number, 0 (no limit) or more")
         for name in ("min_ngram", "max_ngram"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _LONGEST:
@@ -38,7 +45,7 @@ class LookupOptions:
 
 
 class NgramIndex:
-    """Where each n-gram of one growing text ended last. A text of T tokens keeps about T * (max - min + 1) entries."""
+    """Where each n-gram of one growing text ended last. Keeps an entry, about 0.1 kB, per token and length."""
 
     def __init__(self, options: LookupOptions) -> None:
         self.options = options
@@ -61,9 +68,12 @@ class NgramIndex:
 
         The copy stops where the text does, unless its end is already periodic: then the period goes on.
         """
-        end = self._find(root)
-        if end is None or budget <= 0:
+        found = self._find(root)
+        if found is None:
             return []
+        end, agreeing = found
+        if self.options.reach and agreeing < self.options.max_ngram:
+            budget = min(budget, self.options.reach * agreeing - 1)
         text, period = self.text, len(self.text) - end
         copy = text[end + 1 : end + 1 + budget]
         if len(copy) == budget:
@@ -78,12 +88,13 @@ class NgramIndex:
         """Hashes of the last 1, 2, .. tokens once `token` is appended."""
         return [(h * _BASE + token) % _PRIME for h in self._hashes]
 
-    def _find(self, root: int) -> int | None:
+    def _find(self, root: int) -> tuple[int, int] | None:
+        """Where the longest earlier occurrence ends, and its length."""
         keys = self._grown(root)
         for n in range(len(keys), self.options.min_ngram - 1, -1):
             end = self.last.get(keys[n - 1])
             if end is not None and self._agrees(end, n, root):
-                return end
+                return end, n
         return None
 
     def _agrees(self, end: int, n: int, root: int) -> bool:
