@@ -47,18 +47,14 @@ class Sprout:
 def pack(sprouts: Seq[Sprout], vocab: int, nodes: int | None = None) -> Draft:
     """Pad rows to one `Draft`; q is None when no node was drawn."""
     N = max(nodes or 1, *(len(s.tokens) for s in sprouts))
-    B = len(sprouts)
-    tokens, draw = torch.zeros(B, N, dtype=torch.int64), torch.zeros(B, N, dtype=torch.int64)
-    parents = torch.arange(-1, N - 1).repeat(B, 1)
-    any_drawn = any(k != Draw.FIXED for s in sprouts for k in s.draw)
-    q = torch.zeros(B, N, vocab, dtype=torch.float64) if any_drawn else None
-    for b, s in enumerate(sprouts):
-        n = len(s.tokens)
-        tokens[b, :n], parents[b, :n] = torch.tensor(s.tokens), torch.tensor(s.parents)
-        draw[b, :n] = torch.tensor([int(k) for k in s.draw])
-        for node, row in s.q.items():
-            if q is not None:
-                q[b, node] = torch.tensor(row, dtype=torch.float64)
+    pads = [N - len(s.tokens) for s in sprouts]
+    tokens = torch.tensor([s.tokens + [0] * pad for s, pad in zip(sprouts, pads, strict=True)])
+    parents = torch.tensor([s.parents + [*range(N - pad - 1, N - 1)] for s, pad in zip(sprouts, pads, strict=True)])
+    draw = torch.tensor([[int(k) for k in s.draw] + [0] * pad for s, pad in zip(sprouts, pads, strict=True)])
+    q = None
+    if bool((draw != int(Draw.FIXED)).any()):
+        nothing = [0.0] * vocab
+        q = torch.tensor([[s.q.get(i, nothing) for i in range(N)] for s in sprouts], dtype=torch.float64)
     length = torch.tensor([len(s.tokens) for s in sprouts])
     chain = bool((parents == torch.arange(-1, N - 1)).all())
     return Draft(tokens, parents, length, draw, q, chain)
@@ -166,15 +162,16 @@ class SampledToy(ToyDrafter):
         """Draw token after token."""
         growing = [n > 0 for n in budget]
         for depth in range(1, max(budget, default=0) + 1):
-            weights = torch.zeros(len(rows), self.vocab, dtype=torch.float64)
+            weights: list[Seq[float]] = [[0.0] * self.vocab for _ in rows]
             for b, (row, sprout) in enumerate(zip(rows, sprouts, strict=True)):
                 drafted = sprout.path(len(sprout.tokens) - 1)
                 stopped = self._stop is not None and self._stop(tuple(row.tokens), drafted)
                 growing[b] = growing[b] and depth <= budget[b] and not stopped
                 if growing[b]:
                     sprout.q[depth - 1] = self.law((*row.tokens, *drafted))
-                    weights[b] = torch.tensor(sprout.q[depth - 1], dtype=torch.float64)
-            tokens = rngs.draft(weights, depth, torch.tensor(growing)).tolist()
+                    weights[b] = sprout.q[depth - 1]
+            w = torch.tensor(weights, dtype=torch.float64)
+            tokens = rngs.draft(w, depth, torch.tensor(growing)).tolist()
             for b, sprout in enumerate(sprouts):
                 if growing[b]:
                     sprout.add(tokens[b], depth - 1, self._draw)

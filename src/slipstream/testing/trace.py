@@ -87,12 +87,11 @@ class TraceRngs:
 
     def accept(self, a: Tensor, active: Tensor | None = None) -> Tensor:
         """Branch over coins a [B] or [B, K] -> bool."""
-        coins = torch.zeros(a.shape, dtype=torch.bool)
+        rows = a.reshape(len(a), -1).tolist()
+        coins = [[False] * len(row) for row in rows]
         for b in self._rows(active):
-            row = a[b].reshape(-1).tolist()
-            flips = [self._flip(self.traces[b], value) for value in row]
-            coins[b] = torch.tensor(flips, dtype=torch.bool).reshape(a[b].shape)
-        return coins
+            coins[b] = [self._flip(self.traces[b], value) for value in rows[b]]
+        return torch.tensor(coins, dtype=torch.bool).reshape(a.shape)
 
     def correct(self, w: Tensor, active: Tensor | None = None) -> Tensor:
         """Branch over the token after the accepted ones from w [B, V] -> [B]."""
@@ -100,16 +99,16 @@ class TraceRngs:
 
     def shared(self, w: Tensor, depth: int, active: Tensor | None = None) -> Tensor:
         """Branch over the token at `depth` with its position's noise from w [B, V] -> [B]."""
-        out = torch.zeros(len(w), dtype=torch.int64)
+        rows, out = w.tolist(), [0] * len(w)
         for b in self._rows(active):
-            out[b] = self.traces[b].race(w[b].tolist(), self.committed[b] + depth - 1)
-        return out
+            out[b] = self.traces[b].race(rows[b], self.committed[b] + depth - 1)
+        return torch.tensor(out)
 
     def _draw(self, w: Tensor, active: Tensor | None) -> Tensor:
-        out = torch.zeros(len(w), dtype=torch.int64)
+        rows, out = w.tolist(), [0] * len(w)
         for b in self._rows(active):
-            out[b] = self.traces[b].choose(w[b].tolist())
-        return out
+            out[b] = self.traces[b].choose(rows[b])
+        return torch.tensor(out)
 
     def _rows(self, active: Tensor | None) -> list[int]:
         if active is None:
