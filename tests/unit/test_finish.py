@@ -84,7 +84,7 @@ def test_stop_strings(block: int, stop: list[str], kept: str, text: str, reason:
 
 def test_text_that_may_be_a_stop_string_is_held_back_and_released() -> None:
     ending = Ending(SamplingParams(stop=["abx"]), detokenizer=Letters())
-    assert [ending.take([t]).text for t in word("abab")] == ["", "", "", "ab"]
+    assert [ending.take([t]).text for t in word("abab")] == ["", "", "ab", ""]
     assert ending.take(word("c")).text == "abc"
     assert ending.take(word("ab")).text == ""
     assert ending.close() == "ab"
@@ -113,6 +113,10 @@ def test_an_unfinished_character_is_shown_at_the_end_only() -> None:
 )
 def test_blocks_end_where_single_tokens_end(ids, blocks, stop, limit, minimum, shown) -> None:
     params = SamplingParams(
-        max_tokens=limit, min_tokens=min(minimum, limit), stop=stop, stop_token_ids=[4], include_stop_str_in_output=shown
+        max_tokens=limit,
+        min_tokens=min(minimum, limit),
+        stop=stop,
+        stop_token_ids=[4],
+        include_stop_str_in_output=shown,
     )
     assert run(params, ids, blocks) == run(params, ids, [1])
