@@ -6,13 +6,14 @@ Readers ask for an explicit range, so stale entries (even NaN) cannot reach an o
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from slipstream.types import RequestError
+from slipstream.types import RequestError, WorkError
 
 _BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
@@ -39,7 +40,14 @@ class KVCache:
     def __init__(self, shape: CacheShape, dtype: torch.dtype, device: torch.device) -> None:
         self.shape = shape
         size = (shape.layers, shape.rows, shape.kv_heads, shape.max_len + shape.scratch, shape.head_dim)
-        self.keys, self.values = _buffer(size, dtype, device), _buffer(size, dtype, device)
+        try:
+            self.keys, self.values = _buffer(size, dtype, device), _buffer(size, dtype, device)
+        except (MemoryError, torch.OutOfMemoryError):
+            need = 2 * math.prod(size) * dtype.itemsize / 2**30
+            tokens = f"{shape.rows} rows of {shape.max_len + shape.scratch} tokens"
+            raise WorkError(
+                f"a cache of {need:.1f} GiB ({tokens}) does not fit; use a smaller max_len or fewer rows"
+            ) from None
         self.lengths = [0] * shape.rows
         # views are made once: at one row per pass, indexing would cost as much as the copy
         self._k = [[self.keys[i, s] for s in range(shape.rows)] for i in range(shape.layers)]
