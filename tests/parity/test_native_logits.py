@@ -97,7 +97,6 @@ def test_dtype_auto_is_the_one_of_the_config(tmp_path: Path) -> None:
 
 
 @pytest.mark.model
-@pytest.mark.slow
 def test_default_model_matches_the_reference() -> None:
     home = os.environ.get("SLIPSTREAM_HOME", os.path.expanduser("~/.cache/slipstream"))
     folder = Path(home) / "models" / "smollm2-135m-instruct"
