@@ -165,7 +165,7 @@ def parse_drafter(spec: str) -> DrafterChoice:
         return DrafterChoice("draft_model", spec, reason=f"drafter {spec}: a model folder, used as draft_model")
     if name in PLANNED or "+" in spec:
         raise RequestError(f"drafter {spec!r} is not available yet; available: {_specs()}")
-    if "/" in spec or "\\" in spec or spec.endswith(".gguf"):
+    if "/" in name or "\\" in name or name.endswith(".gguf"):
         raise RequestError(f"drafter {spec!r}: no such model folder (one with a config.json); available: {_specs()}")
     raise RequestError(f"unknown drafter {spec!r}{nearest(name, DRAFTERS)}; available: {_specs()}, or a model folder")
 

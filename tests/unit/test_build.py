@@ -1,0 +1,119 @@
+"""Names become plug-ins: what a spec means, what is refused, and that all tables can be built."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from slipstream import build
+from slipstream.config import DrafterConfig, EngineConfig, TargetConfig
+from slipstream.types import RequestError, WorkError
+from tiny_model import make_model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("build"))
+
+
+@pytest.fixture(scope="module")
+def opened(folder: Path) -> build.Opened:
+    return build.open_target(TargetConfig(model=str(folder), dtype="float32"), rows=2)
+
+
+def test_specs(folder):
+    assert build.parse_drafter("lookup") == build.DrafterChoice("lookup")
+    assert build.parse_drafter("draft_model:x:y") == build.DrafterChoice("draft_model", "x:y")
+    auto = build.parse_drafter("auto")
+    assert auto.name == "lookup"
+    assert auto.reason
+    bare = build.parse_drafter(str(folder))
+    assert (bare.name, bare.path) == ("draft_model", str(folder))
+    assert build.parse_drafter("qwen2.5-coder-0.5b-instruct").name == "draft_model"
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("lookup:x", "must be written lookup"),
+        ("draft_model", "draft_model:PATH"),
+        ("suffix", "not available yet"),
+        ("dflash:/x", "not available yet"),
+        ("lookup+draft_model:/x", "not available yet"),
+        ("/no/such", "no such model folder"),
+        ("draft_modle:/x", "did you mean 'draft_model'"),
+    ],
+)
+def test_specs_that_mean_nothing(spec, words):
+    with pytest.raises(RequestError, match=words):
+        build.parse_drafter(spec)
+
+
+def test_every_rule_of_the_table_exists_and_every_rule_is_in_the_table():
+    from slipstream import verify
+
+    assert set(build.RULES) == set(verify.RULES)
+    for name in build.RULES:
+        assert build.make_rule(name).lossless
+
+
+def test_every_drafter_of_the_table_can_be_built(opened, folder):
+    for name, plug in build.DRAFTERS.items():
+        spec = f"{name}:{folder}" if plug.path else name
+        guess = build.open_drafter(DrafterConfig(spec=spec), opened, rows=2)
+        assert guess.drafter.name == name
+        assert guess.draft_tokens == plug.draft_tokens
+        assert build.make_engine(opened, guess, EngineConfig()).idle
+
+
+def test_lookup_options_arrive(opened):
+    config = DrafterConfig(spec="lookup", options={"min_ngram": 3, "max_ngram": 4})
+    drafter = build.open_drafter(config, opened, rows=1).drafter
+    assert (drafter.options.min_ngram, drafter.options.max_ngram) == (3, 4)
+    with pytest.raises(RequestError, match="option of drafter none"):
+        build.open_drafter(DrafterConfig(spec="none", options={"min_ngram": 3}), opened, rows=1)
+
+
+def test_zero_draft_tokens_is_plain_decoding(opened):
+    assert build.open_drafter(DrafterConfig(spec="lookup", draft_tokens=0), opened, rows=1).drafter.name == "none"
+
+
+def test_a_draft_wider_than_the_target_scores_is_refused(opened, folder):
+    with pytest.raises(RequestError, match="at most 63"):
+        build.open_drafter(DrafterConfig(spec="lookup", draft_tokens=64), opened, rows=1)
+    wide = build.open_target(TargetConfig(model=str(folder), dtype="float32"), rows=1, draft_tokens=100)
+    assert build.open_drafter(DrafterConfig(spec="lookup", draft_tokens=100), wide, rows=1).draft_tokens == 100
+
+
+def test_unknown_family_falls_back_to_transformers_with_a_note(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    kind, note = build.target_kind(tmp_path)
+    assert kind == "hf"
+    assert "gpt2" in note
+
+
+def test_number_formats(monkeypatch):
+    monkeypatch.setattr(build, "cpu_flags", frozenset)
+    assert build.resolve_dtype("auto", "cpu") is torch.float32
+    assert build.resolve_dtype("auto", "cuda") is torch.bfloat16
+    monkeypatch.setattr(build, "cpu_flags", lambda: frozenset({"avx512_bf16"}))
+    assert build.resolve_dtype("auto", "cpu") is torch.bfloat16
+    assert build.resolve_dtype("float32", "cuda") is torch.float32
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")])
+def test_running_out_of_memory_names_what_to_lower(error):
+    with pytest.raises(WorkError, match="--max-model-len"), build.memory_guard("decoding"):
+        raise error
+    with pytest.raises(RuntimeError, match="shape"), build.memory_guard("decoding"):
+        raise RuntimeError("shape mismatch")
+
+
+def test_which_rule_auto_applies():
+    assert build.rule_used("auto", "lookup", 10, greedy=False) == "chain"
+    assert build.rule_used("auto", "draft_model", 4, greedy=False) == "block"
+    assert build.rule_used("auto", "draft_model", 1, greedy=False) == "chain"
+    assert build.rule_used("auto", "draft_model", 4, greedy=True) == "chain"
+    assert build.rule_used("coupled", "lookup", 4, greedy=True) == "coupled"
