@@ -1,0 +1,99 @@
+"""Small parts of the command line: quick help, colours, the trace's words, certificates."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from slipstream.cli import COMMANDS, main
+from slipstream.cli.options import Parser
+from slipstream.cli.paint import RESET, Painter
+from slipstream.cli.trace import Tracer
+from slipstream.engine.engine import RoundTrace
+from slipstream.measure.certify import Certificate, judge
+from slipstream.types import SamplingParams, Sequence
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Words:
+    def decode(self, ids: list[int], skip_special: bool = True) -> str:
+        return "".join(f" w{i}" if i else "\n" for i in ids)
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["--version"], *([name, "--help"] for name in COMMANDS)])
+def test_help_needs_no_torch(argv):
+    code = f"import sys; from slipstream.cli import main; s = main({argv!r}); sys.exit(s or 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "slipstream" in done.stdout
+
+
+def test_help_lists_only_commands_that_exist(capsys):
+    assert main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    for name in COMMANDS:
+        assert f"  {name} " in shown
+    for later in ("serve", "bench", "tune", "audit"):
+        assert later not in shown
+        assert main([later]) == 2
+
+
+def test_unknown_option_names_the_nearest():
+    parser = Parser(prog="x")
+    parser.add_argument("--seed")
+    with pytest.raises(ValueError, match=r"unknown option '--sed' \(did you mean '--seed'\?\); see 'x --help'"):
+        parser.parse_args(["--sed=3"])
+
+
+def test_colours_only_on_a_terminal_that_wants_them(monkeypatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    assert Painter(io.StringIO())("a", "red") == "a"
+    painted = Painter(Terminal())("a\nb", "red")
+    assert painted.count(RESET) == 2
+    assert painted.endswith(RESET)
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert Painter(Terminal())("a", "red") == "a"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "parents", "path", "kept", "line"),
+    [
+        ([9], [-1], [], 1, "#0 => [ w5] plain (1 token)"),
+        ([9, 1, 2], [-1, 0, 1], [1, 2], 3, "#0 +[ w1] +[ w2] => [ w5] bonus (3 tokens)"),
+        ([9, 1, 2, 3], [-1, 0, 1, 2], [1], 2, "#0 +[ w1] x[ w2] .[ w3] => [ w5] correction (2 tokens)"),
+        ([9, 1, 2], [-1, 0, 1], [1, 2], 1, "#0 +[ w1] .[ w2] (1 token)"),
+        ([9, 1, 2, 3], [-1, 0, 0, 2], [2, 3], 3, "#0 x[ w1] +[ w2] +[ w3] => [ w5] correction (3 tokens)"),
+        ([9, 0], [-1, 0], [1], 2, "#0 +[\\n] => [ w5] bonus (2 tokens)"),
+    ],
+)
+def test_trace_lines(tokens, parents, path, kept, line):
+    stream = io.StringIO()
+    tracer = Tracer(Words(), stream)
+    row = Sequence(1, [9], 1, SamplingParams())
+    tracer(RoundTrace(row, tokens, parents, path, 5, kept))
+    assert stream.getvalue().splitlines()[1] == line
+
+
+def test_certificate_counts_exact_tokens_near_ties_and_refusals():
+    logits = torch.tensor([[1.0, 0.0], [1.0, 1.0 - 5e-5], [0.0, 1.0]])
+    certificate = Certificate(tau=1e-4)
+    judge(certificate, logits, [0, 1, 0], start=10)
+    assert (certificate.exact, certificate.near_ties) == (1, 1)
+    assert certificate.refused == [(12, 0, 1.0)]
+    assert certificate.largest_gap == 1.0
+    assert not certificate.holds
+
+
+def test_a_certificate_with_an_absurd_tau_does_not_hold():
+    certificate = Certificate(tau=50.0)
+    judge(certificate, torch.tensor([[1.0, 0.0]]), [0])
+    assert not certificate.holds
