@@ -1,7 +1,7 @@
 """The tokenizer inside a GGUF file as tokenizer.json and tokenizer_config.json.
 
 Byte-level BPE files name their splitting rule; it is written out here for the families that are known, since a wrong
-rule would encode prompts differently from how the model was trained. SentencePiece files go through transformers.
+rule would encode prompts differently from how the model was trained. Other rules and SentencePiece are refused.
 """
 
 from __future__ import annotations

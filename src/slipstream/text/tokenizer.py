@@ -167,7 +167,7 @@ def _eos_ids(folder: Path, backend: Any, names: Mapping[str, str]) -> tuple[int,
     ids: list[int] = []
     for file in ("generation_config.json", "config.json"):
         settings = _read_json(folder / file)
-        found = settings.get("eos_token_id") or settings.get("text_config", {}).get("eos_token_id")
+        found = settings.get("eos_token_id", settings.get("text_config", {}).get("eos_token_id"))
         if found is not None:
             ids += found if isinstance(found, list) else [found]
             break
