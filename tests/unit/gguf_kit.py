@@ -10,6 +10,7 @@ from gguf import GGUFWriter
 
 HIDDEN, HEADS, KV_HEADS, LAYERS, FEED, VOCAB_PAD = 32, 4, 2, 2, 48, 7
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+ROPE_BASE = 500000.0
 CONTROL, USER_DEFINED, UNUSED = 3, 4, 5
 
 
@@ -29,7 +30,15 @@ def vocabulary() -> tuple[list[str], list[int], list[str]]:
     return tokens, types, merges
 
 
-def write_tiny(path: Path, arch: str = "llama", *, pre: str = "smollm", seed: int = 0, **extra: Any) -> dict[str, Any]:
+def write_tiny(
+    path: Path,
+    arch: str = "llama",
+    *,
+    pre: str = "smollm",
+    seed: int = 0,
+    rope_freqs: np.ndarray | None = None,
+    **extra: Any,
+) -> dict[str, Any]:
     """Write a tiny model and return its GGUF tensors by name (row-major, as they are in the file)."""
     writer = GGUFWriter(path, arch)
     writer.add_block_count(LAYERS)
@@ -39,7 +48,7 @@ def write_tiny(path: Path, arch: str = "llama", *, pre: str = "smollm", seed: in
     writer.add_head_count(HEADS)
     writer.add_head_count_kv(KV_HEADS)
     writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_freq_base(10000.0)
+    writer.add_rope_freq_base(ROPE_BASE)
     if arch == "llama":
         writer.add_rope_dimension_count(HIDDEN // HEADS)
     if arch == "qwen3":
@@ -48,6 +57,8 @@ def write_tiny(path: Path, arch: str = "llama", *, pre: str = "smollm", seed: in
     for key, value in extra.items():
         writer.add_string(key.replace("__", "."), value)
     tensors = _tensors(arch, np.random.default_rng(seed))
+    if rope_freqs is not None:
+        writer.add_tensor("rope_freqs.weight", rope_freqs)
     for name, values in tensors.items():
         writer.add_tensor(name, values)
     writer.write_header_to_file()
@@ -66,7 +77,8 @@ def _add_tokenizer(writer: GGUFWriter, pre: str) -> None:
     writer.add_token_merges(merges)
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
-    writer.add_add_bos_token(False)
+    if pre != "llama-bpe":
+        writer.add_add_bos_token(False)
     writer.add_chat_template(TEMPLATE)
 
 

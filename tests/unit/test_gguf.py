@@ -91,11 +91,49 @@ def test_config_says_what_the_file_says(tmp_path: Path) -> None:
     folder = converted(tmp_path, "llama")
     config = json.loads((folder / "config.json").read_text())
     wanted = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
-    wanted |= {"head_dim": 8, "intermediate_size": 48, "rms_norm_eps": 1e-5, "rope_theta": 10000.0}
+    wanted |= {"head_dim": 8, "intermediate_size": 48, "rms_norm_eps": 1e-5, "rope_theta": kit.ROPE_BASE}
     wanted |= {"tie_word_embeddings": True, "vocab_size": len(kit.vocabulary()[0]), "max_position_embeddings": 64}
     assert {key: config[key] for key in wanted} == wanted
     generation = json.loads((folder / "generation_config.json").read_text())
     assert generation["eos_token_id"] == [2, 0]  # the file's own, then <|endoftext|>
+
+
+def llama3_divisors(factor: float) -> np.ndarray:
+    """What transformers divides the rotary frequencies by, for head dimension 8."""
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    rope = {"rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    rope |= {"original_max_position_embeddings": 8192, "rope_theta": kit.ROPE_BASE}
+    config = LlamaConfig(head_dim=8, max_position_embeddings=131072, rope_parameters=rope)
+    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config)
+    plain = 1 / kit.ROPE_BASE ** (np.arange(4) / 4)
+    return (plain / scaled.numpy()).astype(np.float32)
+
+
+@pytest.mark.parametrize("factor", [8.0, 32.0])
+def test_llama3_frequency_scaling_is_recognised(tmp_path: Path, factor: float) -> None:
+    divisors = llama3_divisors(factor)
+    assert 1 < len(set(divisors)) < 5  # some frequencies kept, some divided
+    kit.write_tiny(tmp_path / "m.gguf", rope_freqs=divisors)
+    gguf.convert(tmp_path / "m.gguf", tmp_path, progress=False)
+    scaling = json.loads((tmp_path / "config.json").read_text())["rope_scaling"]
+    assert scaling["rope_type"] == "llama3"
+    assert scaling["factor"] == pytest.approx(factor, rel=1e-5)
+
+
+def test_another_frequency_scaling_is_refused(tmp_path: Path) -> None:
+    kit.write_tiny(tmp_path / "m.gguf", rope_freqs=llama3_divisors(8.0) * np.float32(1.01))
+    with pytest.raises(RequestError, match="not a Llama 3 frequency scaling"):
+        gguf.convert(tmp_path / "m.gguf", tmp_path, progress=False)
+
+
+def test_llama3_prompts_begin_with_bos_though_the_file_does_not_say_so(tmp_path: Path) -> None:
+    kit.write_tiny(tmp_path / "m.gguf", pre="llama-bpe")
+    gguf.convert(tmp_path / "m.gguf", tmp_path, progress=False)
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer.encode("a")[0] == tokenizer.bos_id == 1
+    assert tokenizer.encode("a", add_special=False)[0] != 1
 
 
 def test_tokenizer_equals_transformers_reading(tmp_path: Path) -> None:

@@ -47,11 +47,13 @@ def convert(gguf_file: Path, folder: Path, *, progress: bool = True, name: str |
     """Write the model in `gguf_file` to the existing empty folder `folder`, config.json last."""
     reader = _open(gguf_file)
     fields = read_fields(reader, gguf_file)
-    config = config_of(fields, {tensor.name: [int(n) for n in tensor.shape] for tensor in reader.tensors})
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    rope = tensors.pop("rope_freqs.weight", None)
+    shapes = {name: [int(n) for n in tensor.shape] for name, tensor in tensors.items()}
+    config = config_of(fields, shapes, None if rope is None else np.array(rope.data, dtype=np.float64))
     write_tokenizer(fields, folder)
-    tensors = [tensor for tensor in reader.tensors if tensor.name != "rope_freqs.weight"]
     try:
-        write_weights(tensors, config, folder / "model.safetensors", progress, name or gguf_file.stem)
+        write_weights(list(tensors.values()), config, folder / "model.safetensors", progress, name or gguf_file.stem)
     except (ValueError, IndexError) as error:
         raise _damaged(gguf_file, error) from error
     _write_json(folder / "generation_config.json", generation_config_of(fields))

@@ -18,9 +18,16 @@ _CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "
 _END_TEXTS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>", "<|eom_id|>")
 _CONTROL = 3  # GGUF token type
 
+_LLAMA3_BANDS = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
-def config_of(fields: dict[str, Any], shapes: dict[str, list[int]]) -> dict[str, Any]:
-    """Return the config.json of a model; `shapes` are GGUF's (fastest dimension first)."""
+
+def config_of(
+    fields: dict[str, Any], shapes: dict[str, list[int]], rope_freqs: np.ndarray | None = None
+) -> dict[str, Any]:
+    """Return the config.json of a model; `shapes` are GGUF's (fastest dimension first).
+
+    `rope_freqs` are the divisors of the rotary frequencies that Llama 3.1 and later files carry as a tensor.
+    """
     arch = fields.get("general.architecture")
     if arch not in _CLASSES:
         raise RequestError(f"GGUF architecture {arch!r} is not supported; {', '.join(_CLASSES)} are")
@@ -45,7 +52,7 @@ def config_of(fields: dict[str, Any], shapes: dict[str, list[int]]) -> dict[str,
         "max_position_embeddings": int(get("context_length")),
         "rms_norm_eps": _short(get("attention.layer_norm_rms_epsilon")),
         "rope_theta": _short(get("rope.freq_base", 10000.0)),
-        "rope_scaling": _rope_scaling(get, shapes),
+        "rope_scaling": _rope_scaling(get) if rope_freqs is None else _llama3_scaling(get, rope_freqs),
         "tie_word_embeddings": "output.weight" not in shapes,
         "bos_token_id": fields.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": list(end_ids(fields)),
@@ -91,12 +98,7 @@ def _short(value: float) -> float:
     return float(str(np.float32(value)))
 
 
-def _rope_scaling(get: _Getter, shapes: dict[str, list[int]]) -> dict[str, Any] | None:
-    if "rope_freqs.weight" in shapes:
-        raise RequestError(
-            "GGUF tensor 'rope_freqs.weight' (Llama 3.1 frequency scaling) is not supported; "
-            "use the safetensors folder of this model"
-        )
+def _rope_scaling(get: _Getter) -> dict[str, Any] | None:
     kind = get("rope.scaling.type")
     if kind in (None, "none"):
         return None
@@ -105,4 +107,19 @@ def _rope_scaling(get: _Getter, shapes: dict[str, list[int]]) -> dict[str, Any] 
     scaling = {"rope_type": kind, "factor": float(get("rope.scaling.factor"))}
     if kind == "yarn":
         scaling["original_max_position_embeddings"] = int(get("rope.scaling.original_context_length"))
+    return scaling
+
+
+def _llama3_scaling(get: _Getter, divisors: np.ndarray) -> dict[str, Any]:
+    """Find the Llama 3 scaling whose divisors these are: the published bands, the factor read off the longest wave."""
+    scaling: dict[str, Any] = {"rope_type": "llama3", "factor": _short(divisors.max()), **_LLAMA3_BANDS}
+    waves = 2 * np.pi * _short(get("rope.freq_base", 10000.0)) ** (np.arange(len(divisors)) / len(divisors))
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    turns = scaling["original_max_position_embeddings"] / waves
+    smooth = np.clip((turns - low) / (high - low), 0, 1)
+    expected = 1 / ((1 - smooth) / scaling["factor"] + smooth)
+    if not np.allclose(divisors, expected, rtol=1e-4):
+        raise RequestError(
+            "GGUF tensor 'rope_freqs.weight' is not a Llama 3 frequency scaling; use the model's safetensors folder"
+        )
     return scaling

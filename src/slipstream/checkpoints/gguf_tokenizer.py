@@ -28,6 +28,7 @@ _SPLITS: dict[str, str | None] = {
 }
 _SINGLE_DIGITS = ("smollm",)
 _WHOLE_WORDS_FIRST = ("llama-bpe",)  # a word that is a token as it stands is not merged up from bytes
+_BEGIN_WITH_BOS = ("llama-bpe",)  # unless the file says otherwise
 
 
 def write_tokenizer(fields: dict[str, Any], folder: Path) -> None:
@@ -114,7 +115,8 @@ def _splitter(rule: str) -> Any:
 def _add_bos(tokenizer: Any, fields: dict[str, Any], tokens: list[str]) -> None:
     from tokenizers import processors
 
-    if not fields.get("tokenizer.ggml.add_bos_token") or "tokenizer.ggml.bos_token_id" not in fields:
+    wanted = fields.get("tokenizer.ggml.add_bos_token", fields.get("tokenizer.ggml.pre") in _BEGIN_WITH_BOS)
+    if not wanted or "tokenizer.ggml.bos_token_id" not in fields:
         return
     place = fields["tokenizer.ggml.bos_token_id"]
     bos = tokens[place]
