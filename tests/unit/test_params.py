@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from slipstream.types import RequestError, SamplingParams
 
 NAN, INF = float("nan"), float("inf")
 
-WRONG = {
+WRONG: dict[str, list[Any]] = {
     "temperature": [-0.1, NAN, INF, "1", None, True],
     "top_k": [-2, 1.5, 3.0, "3", None, True],
     "top_p": [0.0, -0.1, 1.01, NAN, INF, "1", None, True],
@@ -32,7 +33,7 @@ WRONG = {
     "logits_processors": [[1], None, [lambda ids, row: row, "x"], 3],
 }
 
-RIGHT = {
+RIGHT: dict[str, list[Any]] = {
     "temperature": [0, 0.0, 1e-300, 2, 100.0, np.float32(0.5)],
     "top_k": [-1, 0, 1, 10**9, np.int64(4)],
     "top_p": [1e-9, 1, 1.0],
@@ -59,9 +60,9 @@ def test_the_tables_cover_every_field() -> None:
 
 
 @pytest.mark.parametrize("name, value", [(name, value) for name, values in WRONG.items() for value in values])
-def test_outside_the_limits_is_refused_by_name(name: str, value: object) -> None:
+def test_outside_the_limits_is_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(RequestError) as refused:
-        SamplingParams(**{name: value})  # type: ignore[arg-type]
+        SamplingParams(**{name: value})
     message = str(refused.value)
     assert message.startswith(f"{name}=")
     assert LIMITS[name][1] in message
@@ -69,8 +70,8 @@ def test_outside_the_limits_is_refused_by_name(name: str, value: object) -> None
 
 
 @pytest.mark.parametrize("name, value", [(name, value) for name, values in RIGHT.items() for value in values])
-def test_the_ends_of_the_limits_are_inside(name: str, value: object) -> None:
-    SamplingParams(**{name: value})  # type: ignore[arg-type]
+def test_the_ends_of_the_limits_are_inside(name: str, value: Any) -> None:
+    SamplingParams(**{name: value})
 
 
 def test_min_tokens_may_not_exceed_max_tokens() -> None:

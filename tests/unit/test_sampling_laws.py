@@ -15,7 +15,7 @@ from slipstream.types import Draft, RequestError, SamplingParams, Sequence
 V = 12
 CHAIN = [-1, 0, 1, 2]
 TREE = [-1, 0, 0, 1, 1, 2]
-ALL_ON = {
+ALL_ON: dict[str, Any] = {
     "logit_bias": {2: 1.5, 7: -100.0},
     "min_tokens": 3,
     "stop_token_ids": [4],
@@ -95,7 +95,8 @@ def law_of(p: SamplingParams, z: list[float]) -> list[float]:
     weight = {i: math.exp((z[i] - z[order[0]]) / p.temperature) for i in order}
     order = [i for i in order if weight[i] >= p.min_p * (1 - 1e-6)]
     order = order[: p.top_k] if p.top_k > 0 else order
-    total, kept, mass = math.fsum(weight[i] for i in order), [], 0.0
+    total, mass = math.fsum(weight[i] for i in order), 0.0
+    kept: list[int] = []
     for i in order:
         if kept and p.top_p < 1 and mass >= p.top_p * total * (1 - 1e-6):
             break
@@ -200,10 +201,15 @@ def test_a_drafter_is_shaped_by_the_same_law(kw: dict) -> None:
 
 
 def test_history_is_needed_exactly_by_what_reads_it() -> None:
-    needing = [{"min_tokens": 1}, {"repetition_penalty": 1.1}, {"presence_penalty": 0.1}, {"frequency_penalty": 0.1}]
+    needing: list[dict[str, Any]] = [
+        {"min_tokens": 1},
+        {"repetition_penalty": 1.1},
+        {"presence_penalty": 0.1},
+        {"frequency_penalty": 0.1},
+    ]
     assert all(needs_history(SamplingParams(**kw)) for kw in needing)
     assert needs_history(SamplingParams(logits_processors=[lambda ids, row: row]))
-    free = {"temperature": 1.0, "top_k": 3, "top_p": 0.5, "min_p": 0.1, "logit_bias": {1: 1.0}}
+    free: dict[str, Any] = {"temperature": 1.0, "top_k": 3, "top_p": 0.5, "min_p": 0.1, "logit_bias": {1: 1.0}}
     assert not needs_history(SamplingParams(**free))
 
 
@@ -282,7 +288,12 @@ def test_rows_that_are_not_finite_are_marked_and_harmless(kw: dict, value: float
 
 def test_padding_is_never_bad_and_runs_no_processor() -> None:
     seen: list[list[int]] = []
-    params = SamplingParams(temperature=1.0, logits_processors=[lambda ids, row: (seen.append(list(ids)), row)[1]])
+
+    def record(ids: Any, row: torch.Tensor) -> torch.Tensor:
+        seen.append(list(ids))
+        return row
+
+    params = SamplingParams(temperature=1.0, logits_processors=[record])
     rows = [sequence(params, [3, 5, 3]), sequence(SamplingParams(), [3, 5, 3])]
     logits = torch.randn(2, 4, V)
     logits[:, 2:] = math.nan
