@@ -10,9 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from slipstream.types import Draft, Rngs, Verdict
+from slipstream.types import Draft, Draw, Rngs, Verdict
 from slipstream.verify.chain import chain_ratios
-from slipstream.verify.rule import Rule, chain_verdict, drafted
+from slipstream.verify.rule import Rule, chain_verdict, drafted, drop, or_else
 
 
 class BlockRule(Rule):
@@ -43,41 +43,41 @@ def _running_ratio(ratio: Tensor) -> Tensor:
     return torch.stack(out, 1)
 
 
-def _residual(draft: Draft, p: Tensor, r: Tensor, node: Tensor) -> Tensor:
-    """Return R = max(r p - q, 0) at `node` [B, M], whose child is node + 1; p [B, M, V] and r [B, M] are its rows."""
-    weights = r[..., None].to(p.dtype) * p
+def _residual(draft: Draft, rows: tuple[Tensor, Tensor | None], r: Tensor, node: Tensor) -> Tensor:
+    """Return R = max(r p - q, 0) at `node` [B, M], of which node + 1 is the child; rows are p and q there [B, M, V]."""
+    p, q = rows
     child = (node + 1).clamp(max=draft.nodes - 1)
-    if draft.q is not None:
-        from_q = draft.draw.gather(1, child) != 0
-        q = draft.q if node.shape[1] == draft.nodes else draft.q.gather(1, _wide(node, p))
-        weights = torch.where(from_q[..., None], (weights - q).clamp(min=0), weights)
-        keep_x = from_q
-    else:
-        keep_x = torch.zeros_like(node, dtype=torch.bool)
-    x = draft.tokens.gather(1, child).clamp(min=0)[..., None]
+    fixed = draft.draw.gather(1, child) == int(Draw.FIXED)
+    weights = p * r[..., None].to(p.dtype)
+    if q is not None:
+        if bool(fixed.any()):
+            q = q.masked_fill(fixed[..., None], 0.0)
+        weights = (weights.sub_(q) if q.dtype == p.dtype else weights - q).clamp_(min=0)
     # below a FIXED child q is 1 at its token, so nothing is left there
-    at_x = torch.where(keep_x[..., None], weights.gather(2, x), 0.0)
-    return weights.scatter(2, x, at_x)
+    return drop(weights, draft.tokens.gather(1, child), fixed)
 
 
 def _levels(draft: Draft, p: Tensor, r: Tensor) -> Tensor:
     """Return the pass probability of levels 1..L -> [B, L] float64; padding gets whatever, it is masked."""
-    nodes = torch.arange(draft.nodes, device=p.device).expand(p.shape[0], -1)
-    s = _residual(draft, p, r, nodes)[:, 1:].sum(2, dtype=torch.float64)
-    r = r[:, 1:]
-    whole = s + 1.0 - r
-    inner = torch.where(whole > 0, s / whole, 1.0)
-    return torch.where(nodes[:, 1:] == draft.length[:, None] - 1, r, inner).clamp(0.0, 1.0)
+    last = draft.nodes - 1
+    nodes = torch.arange(1, last, device=p.device).expand(p.shape[0], -1)
+    levels = r[:, 1:].clone()  # right for each row's last level
+    if last > 1:
+        rows = p[:, 1:last], None if draft.q is None else draft.q[:, 1:last]
+        s = _residual(draft, rows, r[:, 1:last], nodes).sum(2).double()
+        whole = s + 1.0 - r[:, 1:last]
+        inner = torch.where(whole > 0, s / whole, 1.0)
+        levels[:, :-1] = torch.where(nodes < draft.length[:, None] - 1, inner, r[:, 1:last])
+    return levels.clamp_(0.0, 1.0)
 
 
 def _next_law(draft: Draft, p: Tensor, r: Tensor, accepted: Tensor) -> Tensor:
+    row = torch.arange(len(accepted), device=p.device)
+    p_row, q_row = p[row, accepted], None if draft.q is None else draft.q[row, accepted]
     node = accepted[:, None]
-    p_row = p.gather(1, _wide(node, p))
-    weights = _residual(draft, p_row, r.gather(1, node), node)[:, 0]
-    p_row = p_row[:, 0]
-    weights = torch.where((accepted < draft.length - 1)[:, None], weights, p_row)
-    return torch.where(weights.sum(1, keepdim=True) > 0, weights, p_row)
-
-
-def _wide(node: Tensor, p: Tensor) -> Tensor:
-    return node[..., None].expand(-1, -1, p.shape[-1])
+    rows = p_row[:, None], None if q_row is None else q_row[:, None]
+    weights = _residual(draft, rows, r.gather(1, node), node)[:, 0]
+    whole = accepted == draft.length - 1
+    if bool(whole.any()):
+        weights = torch.where(whole[:, None], p_row, weights)
+    return or_else(weights, p_row)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from slipstream.types import Draft, Rngs, Verdict
-from slipstream.verify.rule import Rule, chain_verdict, drafted, drawn, need_q, refuse_undrawable
+from slipstream.types import Draft, Draw, Rngs, Verdict
+from slipstream.verify.rule import Rule, chain_verdict, drafted, drawn, drop, need_q, or_else, refuse_undrawable
 
 
 class ChainRule(Rule):
@@ -43,18 +43,16 @@ def chain_ratios(draft: Draft, p: Tensor, valid: Tensor) -> Tensor:
 
 def _next_law(draft: Draft, p: Tensor, accepted: Tensor) -> Tensor:
     """Return what the token after the accepted nodes is drawn from: the residual of the one refused node, or p."""
-    last = accepted[:, None, None].expand(-1, 1, p.shape[2])
-    p_row = p.gather(1, last)[:, 0]  # [B, V]
+    row = torch.arange(len(accepted), device=p.device)
+    p_row = p[row, accepted]  # [B, V]
     if draft.nodes == 1:
         return p_row
     refused = accepted < draft.length - 1
-    child = (accepted + 1).clamp(max=draft.nodes - 1)[:, None]
-    weights = p_row
-    if draft.q is not None:
-        from_q = refused & (draft.draw.gather(1, child)[:, 0] != 0)
-        q_row = draft.q.gather(1, last)[:, 0]
-        weights = torch.where(from_q[:, None], (p_row - q_row).clamp(min=0), p_row)
-    # a refused token has no residual mass, drawn or FIXED: rounding must not give it any
-    x = draft.tokens.gather(1, child).clamp(min=0)
-    weights = weights.scatter(1, x, torch.where(refused[:, None], 0.0, weights.gather(1, x)))
-    return torch.where(weights.sum(1, keepdim=True) > 0, weights, p_row)
+    child = (accepted + 1).clamp(max=draft.nodes - 1)
+    if draft.q is None:
+        weights = p_row.clone()
+    else:
+        from_q = refused & (draft.draw[row, child] != int(Draw.FIXED))
+        q_row = draft.q[row, accepted].masked_fill_(~from_q[:, None], 0.0)
+        weights = (p_row - q_row).clamp_(min=0)
+    return or_else(drop(weights, draft.tokens[row, child], refused), p_row)

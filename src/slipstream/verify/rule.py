@@ -65,6 +65,21 @@ def refuse_undrawable(q_x: Tensor, marks: Tensor) -> None:
         )
 
 
+def drop(weights: Tensor, x: Tensor, where: Tensor) -> Tensor:
+    """Take token x [...] out of rows weights [..., V] in place, where `where` [...] says so, and return them.
+
+    A refused token has no residual mass, drawn or FIXED; rounding must not give it any.
+    """
+    x = x.clamp(min=0)[..., None]
+    return weights.scatter_(-1, x, weights.gather(-1, x).masked_fill_(where[..., None], 0.0))
+
+
+def or_else(weights: Tensor, p: Tensor) -> Tensor:
+    """Return weights [B, V], or p [B, V] in rows that rounding left empty: p and q equal there, to the last bit."""
+    some = weights.sum(1) > 0
+    return weights if bool(some.all()) else torch.where(some[:, None], weights, p)
+
+
 def chain_verdict(draft: Draft, accepted: Tensor, next_token: Tensor) -> Verdict:
     """Write the verdict of chains: the first `accepted` [B] nodes stand."""
     node = torch.arange(1, max(2, draft.nodes), device=accepted.device)

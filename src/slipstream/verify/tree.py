@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from slipstream.types import Draft, Draw, Rngs, Verdict
-from slipstream.verify.rule import Rule, drawn, need_q, refuse_undrawable
+from slipstream.verify.rule import Rule, drawn, drop, need_q, refuse_undrawable
 
 
 class TreeRule(Rule):
@@ -36,15 +36,16 @@ class TreeRule(Rule):
 
 @dataclass
 class _Law:
-    """The law a child was drawn from at its token, and the mass of the row it comes from (1 for a point mass)."""
+    """The law a child was drawn from: `at_x` [B] at its token, 1 for a point mass; `row` [B, V] over `total` [B]."""
 
-    at_x: Tensor  # [B]
-    row: Tensor | None  # [B, V], None: every tried child is a point mass
-    from_row: Tensor  # [B] bool
+    at_x: Tensor
+    row: Tensor | None = None  # None: every tried child is a point mass
+    total: Tensor | None = None
+    from_row: Tensor | None = None
 
 
 class _Walk:
-    """Where each row stands: its node, what is left of p there, and the row of q without the siblings already tried."""
+    """Where each row stands: its node, what is left of p there, and its row of q, whole and without tried siblings."""
 
     def __init__(self, draft: Draft, p: Tensor, q: Tensor | None) -> None:
         B, N = draft.tokens.shape
@@ -52,55 +53,67 @@ class _Walk:
         self.node = torch.zeros(B, dtype=torch.int64, device=p.device)
         self.accepted = torch.zeros_like(self.node)
         self.path = torch.full((B, max(1, N - 1)), -1, dtype=torch.int64, device=p.device)
-        self.left = p[:, 0]  # [B, V], not normalised
-        self.untried = None if q is None else q[:, 0]  # [B, V]
+        self.left = p[:, 0]  # [B, V], not normalised: its mass is beside it
+        self.mass = self.left.sum(1)
+        self.whole = self.untried = None if q is None else q[:, 0]  # [B, V]
 
     def try_child(self, i: int, tried: Tensor, rngs: Rngs) -> None:
         """Flip the coin of node i in the rows of `tried`; descend where it stands, subtract its law where not."""
-        x = self.draft.tokens[:, i : i + 1].clamp(min=0)  # [B, 1]
+        x = self.draft.tokens[:, i]
         law = self._law(i, x, tried)
-        mass = self.left.sum(1)
-        a = self.left.gather(1, x)[:, 0] / (mass * law.at_x)
+        a = _at(self.left, x) / (self.mass * law.at_x)
         stands = rngs.accept(torch.where(tried, a, 0.0).clamp(max=1.0), active=tried) & tried
-        self._refuse(x, tried & ~stands, mass, law)
-        self._descend(i, stands)
+        refused = tried & ~stands
+        if bool(refused.any()):
+            self._refuse(x, refused, law)
+        if bool(stands.any()):
+            self._descend(i, stands)
 
     def _law(self, i: int, x: Tensor, tried: Tensor) -> _Law:
         kind = self.draft.draw[:, i]
         from_row = tried & (kind != int(Draw.FIXED))
-        if self.q is None or not bool(from_row.any()):
-            return _Law(torch.ones_like(self.left[:, 0]), None, from_row)
-        assert self.untried is not None
+        if self.whole is None or self.untried is None or not bool(from_row.any()):
+            return _Law(torch.ones_like(self.mass))
+        distinct = tried & (kind == int(Draw.DISTINCT))
         # masked and summed, never 1 - cumsum: that cancels when the first token has nearly all the mass
-        distinct = self.untried / self.untried.sum(1, keepdim=True)
-        row = torch.where((kind == int(Draw.DISTINCT))[:, None], distinct, self._row(self.q))
-        at_x = row.gather(1, x)[:, 0]
+        row = _choose(distinct, self.untried, self.whole)
+        total = torch.where(distinct, row.sum(1), 1.0)
+        at_x = _at(row, x) / total
         refuse_undrawable(at_x, from_row)
-        return _Law(torch.where(from_row, at_x, 1.0), row, from_row)
+        return _Law(torch.where(from_row, at_x, 1.0), row, total, from_row)
 
-    def _refuse(self, x: Tensor, refused: Tensor, mass: Tensor, law: _Law) -> None:
-        left = self.left
-        if law.row is not None:
-            residual = (left - mass[:, None] * law.row).clamp(min=0)
-            left = torch.where((refused & law.from_row)[:, None], residual, left)
-        left = self._without(left, x, refused)
+    def _refuse(self, x: Tensor, refused: Tensor, law: _Law) -> None:
+        left = self.left.clone()
+        if law.row is not None and law.total is not None and law.from_row is not None:
+            taken = law.row * (self.mass / law.total)[:, None].to(law.row.dtype)
+            # chosen, not multiplied by 0: a row of q that nothing was drawn from may hold anything
+            left = _choose(refused & law.from_row, (left - taken).clamp_(min=0), left)
+        left = drop(left, x, refused)
+        mass = left.sum(1)
         # only rounding can leave nothing after a refusal (its probability is then 0): keep what was there
-        self.left = torch.where(left.sum(1, keepdim=True) > 0, left, self.left)
+        some = mass > 0
+        self.left, self.mass = _choose(some, left, self.left), torch.where(some, mass, self.mass)
         if self.untried is not None:
-            self.untried = self._without(self.untried, x, refused)
+            self.untried = drop(self.untried.clone(), x, refused)
 
     def _descend(self, i: int, stands: Tensor) -> None:
         self.node = torch.where(stands, i, self.node)
         at = self.accepted[:, None]
         self.path = self.path.scatter(1, at, torch.where(stands[:, None], i, self.path.gather(1, at)))
         self.accepted = self.accepted + stands
-        self.left = torch.where(stands[:, None], self.p[:, i], self.left)
-        if self.q is not None and self.untried is not None:
-            self.untried = torch.where(stands[:, None], self.q[:, i], self.untried)
+        self.left = _choose(stands, self.p[:, i], self.left)
+        self.mass = self.left.sum(1)
+        if self.q is not None and self.whole is not None and self.untried is not None:
+            self.whole = _choose(stands, self.q[:, i], self.whole)
+            self.untried = _choose(stands, self.q[:, i], self.untried)
 
-    def _row(self, rows: Tensor) -> Tensor:
-        return rows[torch.arange(len(self.node), device=rows.device), self.node]
 
-    @staticmethod
-    def _without(row: Tensor, x: Tensor, where: Tensor) -> Tensor:
-        return row.scatter(1, x, torch.where(where[:, None], 0.0, row.gather(1, x)))
+def _at(rows: Tensor, x: Tensor) -> Tensor:
+    return rows.gather(1, x.clamp(min=0)[:, None])[:, 0]
+
+
+def _choose(where: Tensor, yes: Tensor, no: Tensor) -> Tensor:
+    """Choose rows [B, V] by `where` [B]; a choice that is the same for all rows copies nothing."""
+    if bool(where.all()):
+        return yes
+    return torch.where(where[:, None], yes, no) if bool(where.any()) else no
