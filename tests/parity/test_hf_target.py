@@ -161,6 +161,22 @@ def test_every_history_gives_the_logits_of_a_fresh_pass(family):
 
 
 @families
+def test_more_prompt_may_follow_a_rejection(family):
+    target = target_of(family)
+    text = Text(7)
+    target.prefill(0, text.tokens[:-1])
+    for accepted in (1, 2):
+        chain = text.chain(N)
+        target.score([0], chains(chain))
+        target.commit([0], [text.grow(chain, accepted)])
+        turn = text.draw(W)
+        target.score([0], chains(text.chain(N)))  # never kept
+        target.prefill(0, [text.tokens[-1], *turn[:-1]])
+        text.tokens += turn
+        close(target.score([0], chains(text.tokens[-1:])).logits[0], fresh(family, text.tokens)[-1:])
+
+
+@families
 def test_two_slots_do_not_mix_and_may_trade_places(family):
     target = target_of(family, max_rows=3)
     texts = {0: Text(3, 1), 2: Text(4, 14)}  # the first has an empty prefill
@@ -189,8 +205,9 @@ def test_a_failed_forward_and_a_second_score_leave_the_slots_as_they_were(family
             for row_that_fails in (0, 1):
                 with failing_in_the_last_layer(target, row_that_fails), pytest.raises(ZeroDivisionError):
                     target.score([0, 1], chains(*lines))
-                with pytest.raises(WorkError, match="without a score"):
-                    target.commit([0, 1], [[], []])
+                for slot in (0, 1):  # not even the row that went well
+                    with pytest.raises(WorkError, match="without a score"):
+                        target.commit([slot], [[]])
                 with failing_in_the_last_layer(target, 0), pytest.raises(ZeroDivisionError):
                     target.prefill(0, [1, 2])
         target.score([1, 0], chains(*[text.chain(N + 2) for text in texts]))

@@ -1,8 +1,8 @@
 """Prove, when a target is built, that its model really forgets rejected tokens.
 
 In: a way to make rows, and a fresh full pass. Out: nothing, or a RequestError. Two rows take turns (state hidden in the
-model's modules would mix them), a chain is scored and dropped, another half rejected; what follows must be what a fresh
-pass over the committed text says. Some ten short forwards. It measures neither speed nor near-ties.
+model's modules would mix them) and a chain of each is partly rejected; what follows must be what a fresh pass over the
+committed text says. Some ten short forwards. It measures neither speed nor near-ties.
 """
 
 from __future__ import annotations
@@ -27,10 +27,9 @@ def self_check(make_row: Callable[[], RowCache], fresh: Callable[[list[int]], Te
     a, b = make_row(), make_row()
     a.append(text[:6])
     b.append(other[:5])
-    a.score([text[6], *wrong[7:10]])
     a.score([text[6], text[7], *wrong[8:10]])
     a.keep(2)
-    b.score([other[5], other[6] + 1 if other[6] + 1 < vocab else 0])
+    b.score([other[5], (other[6] + 1) % vocab])
     b.keep(1)
     got = [a.score(text[8:12]), b.score(other[6:9])]
     a.keep(4)
