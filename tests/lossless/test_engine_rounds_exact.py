@@ -7,13 +7,14 @@ import pytest
 import torch
 from sampling_reference import plain_run_law
 
+from slipstream.drafters.draft_model import DraftModel
+from slipstream.drafters.lookup import Lookup, LookupOptions
 from slipstream.engine import Engine, EngineOptions
 from slipstream.testing import (
     NoneToy,
     PeekingToy,
     RandomLaw,
     SampledToy,
-    ToyDrafter,
     ToyTarget,
     Trace,
     TraceFactory,
@@ -22,8 +23,9 @@ from slipstream.testing import (
     enumerate_traces,
     greedy_toy,
 )
-from slipstream.testing.toys import Law
-from slipstream.types import Draft, Draw, Laws, SamplingParams, Sequence, Verdict
+from slipstream.testing.toy_decoder import ToyDecoder
+from slipstream.testing.toys import Law, logits_of
+from slipstream.types import Draft, Drafter, Draw, Laws, SamplingParams, Sequence, Verdict
 from slipstream.verify import RULES
 
 F, S, D = Draw.FIXED, Draw.SAMPLED, Draw.DISTINCT
@@ -47,7 +49,7 @@ class Eager:
 
 
 def engine_law(
-    drafter: Callable[[], ToyDrafter],
+    drafter: Callable[[], Drafter],
     rule: str,
     *,
     law: Law = P,
@@ -83,7 +85,15 @@ def engine_law(
     return found
 
 
-DRAFTS: dict[str, tuple[Callable[[], ToyDrafter], tuple[str, ...]]] = {
+def draft_model() -> DraftModel:
+    """The production drafter on a toy network in float64."""
+    decoder = ToyDecoder(lambda prefix: torch.tensor(logits_of(Q(tuple(prefix))), dtype=torch.float64), vocab=V)
+    return DraftModel(decoder, vocab=V, max_rows=64)
+
+
+DRAFTS: dict[str, tuple[Callable[[], Drafter], tuple[str, ...]]] = {
+    "lookup": (lambda: Lookup(LookupOptions(min_ngram=1, max_ngram=3), vocab=V), ("chain", "coupled", "auto")),
+    "draft_model": (draft_model, ("chain", "block", "coupled")),
     "none": (lambda: NoneToy(V), ("auto", "coupled")),
     "sampled": (lambda: SampledToy(Q, V), ("chain", "block", "coupled", "auto")),
     "greedy": (lambda: greedy_toy(Q, V), ("chain", "block", "tree", "coupled")),
@@ -124,7 +134,15 @@ def test_plain_settings(kind: str, rule: str) -> None:
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize(
     ("kind", "rule"),
-    [("sampled", "block"), ("sampled", "chain"), ("greedy", "tree"), ("hybrid tree", "auto"), ("sampled", "coupled")],
+    [
+        ("sampled", "block"),
+        ("sampled", "chain"),
+        ("greedy", "tree"),
+        ("hybrid tree", "auto"),
+        ("sampled", "coupled"),
+        ("lookup", "auto"),
+        ("draft_model", "block"),
+    ],
 )
 def test_every_sampling_parameter(kind: str, rule: str, setting: str) -> None:
     params = SETTINGS[setting]

@@ -142,7 +142,7 @@ def _penalise(x: Tensor, params: SamplingParams, paths: Paths) -> None:
         pushed = torch.where(z > 0, z / params.repetition_penalty, z * params.repetition_penalty)
         z = torch.where(hit, pushed, z)
     z -= params.frequency_penalty * count
-    z -= params.presence_penalty * (count > 0)
+    z -= params.presence_penalty * (count > 0).to(x.dtype)
     x[:, columns] = z
 
 
