@@ -80,7 +80,11 @@ class Chat:
 
     def _read(self, interactive: bool) -> str | None:
         try:
-            return input("> ") if interactive else next(sys.stdin, None)
+            if not interactive:
+                return next(sys.stdin, None)
+            if self._json:  # the prompt sign would be on stdout
+                print("> ", end="", file=sys.stderr, flush=True)
+            return input("" if self._json else "> ")
         except EOFError:
             say("")
             return None

@@ -42,7 +42,9 @@ def report(llm: LLM, found: Comparison) -> list[str]:
     lines = [f"plain {plain:.1f} tokens/s, {llm.drafter} {drafted:.1f} tokens/s (decoding only, {runs})"]
     lines.append(f"outputs: {_agreement(found)}")
     if found.speed_up is not None:
-        lines.append(f"speed-up: {found.speed_up:.2f}x")
+        lines.append(f"speed-up: {found.speed_up:.2f}x ({found.passes_saved:.2f}x fewer target passes)")
+        if found.speed_up > 1.1 * found.passes_saved:
+            lines.append("the clock is noisy: no speed-up can exceed the saving in passes; run again")
     else:
         lines.append("no speed-up is claimed, because the outputs differ")
     return lines

@@ -22,6 +22,7 @@ from slipstream.types import SamplingParams
 
 Agreement = Literal["equal", "near-ties", "same law", "different"]
 
+LEAST_REPEATS = 2
 MOST_REPEATS = 5
 ENOUGH_SECONDS = 40.0
 
@@ -45,6 +46,12 @@ class Comparison:
         return self.agreement != "different"
 
     @property
+    def passes_saved(self) -> float:
+        """Plain target passes per drafted one: a speed-up above this is noise, since wider passes are not cheaper."""
+        plain, drafted = (sum(s.stats["target_passes"] for s in side) for side in (self.plain, self.drafted))
+        return plain / drafted if drafted else 1.0
+
+    @property
     def speed_up(self) -> float | None:
         """Ratio of the median speeds; None if the outputs do not agree."""
         if not self.agrees:
@@ -59,6 +66,7 @@ class Comparison:
             "speed_up": self.speed_up,
             "plain_tokens_per_second": statistics.median(self.plain_speeds),
             "tokens_per_second": statistics.median(self.drafted_speeds),
+            "target_passes_ratio": self.passes_saved,
             "repeats": len(self.plain_speeds),
             "first_difference": self.first_difference,
             "certificate": self.certificate.as_dict() if self.certificate else None,
@@ -77,7 +85,7 @@ def compare(llm: LLM, prompts: list[Any], params: SamplingParams) -> Comparison:
     llm.engine.trace = trace
     sides = ((plain, []), (llm, []))  # type: tuple[tuple[LLM, list[tuple[list[Completion], float]]], ...]
     start, repeats = time.perf_counter(), 0
-    while repeats < MOST_REPEATS and (not repeats or _another(start, repeats)):
+    while repeats < LEAST_REPEATS or (repeats < MOST_REPEATS and _another(start, repeats)):
         for side, runs in sides if repeats % 2 == 0 else sides[::-1]:
             runs.append(_timed(side, prompts, params))
         llm.engine.trace = None  # rounds are drawn once

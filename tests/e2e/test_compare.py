@@ -1,0 +1,81 @@
+"""The certificate on real passes: plain output holds, a planted error does not, tau is measured where it must be."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from slipstream import LLM, SamplingParams, build
+from slipstream.config import TargetConfig
+from slipstream.measure import compare as measure
+from slipstream.measure.certify import TAU_FLOAT32, Certificate, certify, measured_tau, replay
+
+TEXT = "the cat sat on the mat"
+PARAMS = SamplingParams(max_tokens=24, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def llm(tiny) -> LLM:
+    return LLM(str(tiny), "lookup", dtype="float32")
+
+
+@pytest.mark.parametrize("chunk", [1, 5, 64])
+def test_replay_finds_the_logits_that_chose_each_token(llm, chunk):
+    prompt, output = llm.encode(TEXT), llm.generate(TEXT, PARAMS).token_ids
+    logits = torch.cat(list(replay(llm.engine.target, prompt, output, chunk)))
+    assert logits.argmax(1).tolist() == output
+    assert llm.generate(TEXT, PARAMS).token_ids == output  # the target was left empty
+
+
+def test_plain_output_is_certified_and_a_planted_error_is_not(llm):
+    prompt, output = llm.encode(TEXT), llm.generate(TEXT, PARAMS).token_ids
+    good, bad = Certificate(TAU_FLOAT32), Certificate(TAU_FLOAT32)
+    certify(llm.engine.target, prompt, output, good)
+    assert good.holds
+    assert good.exact + good.near_ties == 24
+    certify(llm.engine.target, prompt, [*output[:9], output[9] ^ 1, *output[10:]], bad)
+    assert not bad.holds
+    assert bad.refused[0][:2] == (9, output[9] ^ 1)
+
+
+def test_tau_is_rounding_in_float32_and_larger_in_bfloat16(llm, tiny):
+    prompt, output = llm.encode(TEXT), llm.generate(TEXT, PARAMS).token_ids
+    low = build.open_target(TargetConfig(model=str(tiny), dtype="bfloat16"), rows=1).target
+    assert measured_tau(llm.engine.target, prompt, output, 11) < TAU_FLOAT32
+    assert TAU_FLOAT32 < measured_tau(low, prompt, output, 11) < 1.0
+
+
+def test_a_near_tie_keeps_the_speed_up_and_an_error_does_not(llm, monkeypatch):
+    """Plain output is replaced by one that parts from the drafted one; only the size of tau decides what that means."""
+    output = llm.generate(TEXT, PARAMS).token_ids
+    original = LLM.generate
+
+    def parted(self, prompts, params=None, **kwargs):
+        found = original(self, prompts, params, **kwargs)
+        if self.drafter == "lookup" and params.max_tokens == 24:
+            found[0].completions[0].token_ids = [*output[:20], output[20] ^ 1]
+        return found
+
+    monkeypatch.setattr(LLM, "generate", parted)
+    found = measure.compare(llm, [TEXT], PARAMS)
+    assert found.agreement == "different"
+    assert found.speed_up is None
+    assert found.first_difference == {
+        "sample": 0,
+        "position": 20,
+        "plain": [output[20]],
+        "drafted": [output[20] ^ 1],
+    }
+    assert [r[:2] for r in found.certificate.refused] == [(20, output[20] ^ 1)]
+    monkeypatch.setattr("slipstream.measure.certify.TAU_LARGEST", 1e9)
+    monkeypatch.setattr("slipstream.measure.compare.TAU_FLOAT32", 1e9)
+    found = measure.compare(llm, [TEXT], PARAMS)
+    assert found.agreement == "near-ties"
+    assert found.speed_up is not None
+    assert found.certificate.near_ties == 1
+
+
+def test_penalties_cannot_be_certified(llm, monkeypatch):
+    assert not measure._bare(SamplingParams(presence_penalty=0.5))
+    assert not measure._bare(SamplingParams(logit_bias={1: 1.0}))
+    assert measure._bare(SamplingParams())
