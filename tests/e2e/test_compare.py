@@ -79,3 +79,15 @@ def test_penalties_cannot_be_certified(llm, monkeypatch):
     assert not measure._bare(SamplingParams(presence_penalty=0.5))
     assert not measure._bare(SamplingParams(logit_bias={1: 1.0}))
     assert measure._bare(SamplingParams())
+
+
+def test_in_low_precision_plain_decoding_itself_may_vouch_for_a_token(llm, tiny):
+    low = LLM(str(tiny), "none", dtype="bfloat16")
+    prompt, output = low.encode(TEXT), low.generate(TEXT, PARAMS).token_ids
+    strict, fair, bad = Certificate(1e-6), Certificate(1e-6), Certificate(1e-6)
+    certify(llm.engine.target, prompt, output, strict)
+    certify(llm.engine.target, prompt, output, fair, low.engine.target)
+    certify(llm.engine.target, prompt, [*output[:5], output[5] ^ 1], bad, low.engine.target)
+    assert fair.holds
+    assert len(strict.refused) >= len(fair.refused)
+    assert [r[0] for r in bad.refused] == [5]

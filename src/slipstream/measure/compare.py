@@ -151,14 +151,15 @@ def _certificate(
     target, opened = llm.engine.target, llm.opened
     ids = [llm.encode(prompt) for prompt in prompts for _ in range(params.n)]
     pairs = [(p, d.token_ids) for p, d, a in zip(ids, drafted, plain, strict=True) if a.token_ids != d.token_ids]
+    single = None
     if opened.dtype == torch.float32:
         certificate, reference = Certificate(TAU_FLOAT32), target
     else:
         chunk = llm.draft_tokens + 1
         certificate = Certificate(max(measured_tau(target, p, out, chunk) for p, out in pairs))
-        reference = _float32(llm)
+        reference, single = _float32(llm), target
     for prompt, output in pairs:
-        certify(reference, prompt, output, certificate)
+        certify(reference, prompt, output, certificate, single)
     return certificate
 
 
