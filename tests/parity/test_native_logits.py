@@ -100,9 +100,11 @@ def test_dtype_auto_is_the_one_of_the_config(tmp_path: Path) -> None:
 def test_default_model_matches_the_reference() -> None:
     home = os.environ.get("SLIPSTREAM_HOME", os.path.expanduser("~/.cache/slipstream"))
     folder = Path(home) / "models" / "smollm2-135m-instruct"
+    from tokenizers import Tokenizer
     from transformers import AutoModelForCausalLM
 
-    ids = torch.randint(0, 49152, (60,), generator=torch.Generator().manual_seed(1)).tolist()
+    text = (Path(__file__).parents[2] / "LICENSE").read_text()
+    ids = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids[:60]
     logits, hidden = reference(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval(), ids)
     decoder = load_decoder(folder, "float32", "cpu", max_len=128)
     taps = decoder.extend(0, ids[:40], (0, 15, -1))

@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from slipstream.nets.decoder import load_decoder
+from slipstream.nets.layers import Linear, PackedLinear, linear, packable
 from slipstream.nets.weights import as_dtype
 from slipstream.types import RequestError, WorkError
 
@@ -120,11 +121,32 @@ def test_weights_outlive_their_file(tmp_path: Path) -> None:
 def test_memory_counts_a_tied_head_once(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
-    untied = load_decoder(write(tmp_path / "a"), "float32", "cpu")
-    tied = load_decoder(write(tmp_path / "b", tie_word_embeddings=True), "float32", "cpu")
-    assert untied.memory() - tied.memory() == 11 * 16 * 4
-    weights = sum(t.numel() for t in tensors().values()) * 4
-    assert untied.memory() == weights + 2 * (32 + 64) * 8 * 4
+    untied = load_decoder(write(tmp_path / "a"), torch.float64, "cpu")
+    tied = load_decoder(write(tmp_path / "b", tie_word_embeddings=True), torch.float64, "cpu")
+    assert untied.memory() - tied.memory() == 11 * 16 * 8
+    weights = sum(t.numel() for t in tensors().values()) * 8
+    assert untied.memory() == weights + 2 * (32 + 64) * 8 * 8
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [1, 2, 3, 11, 40])
+@pytest.mark.parametrize("biased", [True, False])
+def test_packed_product_is_the_plain_product(dtype: torch.dtype, rows: int, biased: bool) -> None:
+    if not packable(dtype):
+        pytest.skip("this machine has no packed product")
+    weight, bias, x = torch.randn(24, 40), torch.randn(24), torch.randn(rows, 40)
+    weight, bias, x = weight.to(dtype), bias.to(dtype), x.to(dtype)
+    ours = PackedLinear(weight, bias if biased else None)(x)
+    exact = x.double() @ weight.double().T + (bias.double() if biased else 0)
+    assert ours.dtype == dtype
+    torch.testing.assert_close(ours.double(), exact, rtol=2**-7 if dtype is torch.bfloat16 else 1e-5, atol=1e-5)
+
+
+def test_map_is_plain_where_packing_does_not_apply() -> None:
+    assert type(linear(torch.ones(3, 3, dtype=torch.float64))) is Linear
+    assert type(linear(torch.ones(3, 3, dtype=torch.float16))) is Linear
+    assert type(linear(torch.ones(3, 3))) is Linear
+    assert (type(linear(torch.ones(3, 3), last=True)) is PackedLinear) == packable(torch.float32)
 
 
 def test_dtype_names() -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from slipstream.nets.families import DecoderConfig
-from slipstream.nets.layers import Linear, Map
+from slipstream.nets.layers import Linear, Map, linear
 from slipstream.types import RequestError, WorkError
 
 _SINGLE = "model.safetensors"
@@ -58,7 +58,7 @@ class Weights:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory held; a tied head counts once."""
+        """Bytes of memory held; a tied head counts once unless it is packed."""
         tied = isinstance(self.head, Linear) and self.head.weight.data_ptr() == self.embed.data_ptr()
         layers = sum(layer.nbytes for layer in self.layers)
         return self.embed.nbytes + self.norm.nbytes + layers + (0 if tied else self.head.nbytes)
@@ -186,7 +186,7 @@ class _Loader:
             bias = None
             if part in self.config.biases:
                 bias = self._own([self.files.take(f"{n}.bias", s[:1]) for n, s in zip(prefixed, shapes, strict=True)])
-            parts[part] = Linear(weight, bias)
+            parts[part] = linear(weight, bias)
         return LayerWeights(**parts)
 
     def _own(self, tensors: list[Tensor]) -> Tensor:
@@ -208,4 +208,4 @@ def load_weights(folder: Path, config: DecoderConfig, vocab: int, dtype: torch.d
     layers = [load.layer(i) for i in range(config.layers)]
     norm = load.norm("model.norm.weight", config.hidden)
     files.finish(ignore=("rotary_emb.inv_freq", *(("lm_head.weight",) if config.tied else ())))
-    return Weights(embed, layers, norm, Linear(head[:vocab]))
+    return Weights(embed, layers, norm, linear(head[:vocab], last=True))
