@@ -105,6 +105,28 @@ class TestCache:
         assert decoder.fed == 0
         assert propose(drafter, [row], 2).tokens[0, 1:].tolist() == greedy_text(row.tokens, 2)
 
+    @pytest.mark.parametrize("accepted", range(5))
+    def test_rejected_guesses_are_dropped_even_when_noticed_rounds_later(self, accepted):
+        drafter, decoder = model()
+        row = row_of([1, 2, 3])
+        guesses = propose(drafter, [row], 4).tokens[0, 1:].tolist()
+        for tokens in ([*guesses[:accepted], 0], [5], [6, 7]):
+            grow(row, *tokens)
+            assert propose(drafter, [row], 0).nodes == 1
+        assert propose(drafter, [row], 1).tokens[0, 1:].tolist() == greedy_text(row.tokens, 1)
+        assert decoder.slots[0] == row.tokens
+
+    def test_what_was_fed_when_the_logits_broke_is_fed_again(self):
+        broken = True
+        drafter, decoder = model(lambda prefix: LOGITS(prefix) * (math.nan if broken else 1.0))
+        row = row_of([1, 2, 3])
+        with pytest.warns(RuntimeWarning):
+            assert propose(drafter, [row], 3).nodes == 1
+        broken, before = False, decoder.fed
+        grow(row, 8)
+        assert propose(drafter, [row], 1).nodes == 2
+        assert decoder.fed - before == 2, "the root of the broken round, and the new one"
+
     def test_a_failing_forward_leaves_the_next_round_right(self):
         drafter, decoder = model()
         row = row_of([1, 2, 3])

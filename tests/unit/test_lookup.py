@@ -146,9 +146,9 @@ class Watched(list):
 def test_cost_of_a_round_does_not_grow_with_the_text():
     rng = random.Random(0)
     text = [rng.randrange(50) for _ in range(100_000)]
-    drafter, row = Lookup(), row_of(text)
-    drafter.observe([row], [text[:-1]], [{}])
-    index = drafter._indexes[0]
+    drafter, row, other = Lookup(), row_of(text, row_id=3), row_of([1, 2, 1])
+    drafter.observe([other, row], [[1, 2], text[:-1]], [{}, {}])
+    index = drafter._indexes[3]
     index.last, index.text, row.tokens = Counted(index.last), Watched(index.text), Watched(row.tokens)
     for token in (3, 4, 5):
         index.last.touched = index.text.read = row.tokens.read = 0

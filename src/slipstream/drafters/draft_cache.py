@@ -123,9 +123,8 @@ class DraftCache:
                 break
             held.certain += 1
         held.guesses.clear()
-        length = decoder.length(held.slot)  # an interrupted round may have left more or fewer
-        held.certain = min(held.certain, length, len(row.tokens) - 1)
-        if length > held.certain:
+        held.certain = min(held.certain, len(row.tokens) - 1)  # the root is fed again if its logits are needed again
+        if decoder.length(held.slot) > held.certain:
             decoder.truncate(held.slot, held.certain)
         return row.tokens[held.certain :]
 

@@ -102,8 +102,8 @@ class DraftModel:
 
     def _draw(self, work: _Round, live: list[int], logits: Tensor, depth: int) -> list[int]:
         """Give each live row its token at `depth`; return the rows that go on. logits [live, V of the drafter]."""
-        exact = logits.dtype in (torch.float32, torch.float64)
-        logits = fit_vocab(logits if exact else logits.float(), self.vocab, logits=True)
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        logits = fit_vocab(logits, self.vocab, logits=True)
         tokens, broken = peaks(logits)
         if broken is not None:
             good = self._drop(work, live, broken.tolist())
