@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
-from slipstream import LLM, SamplingParams, build
+from slipstream import LLM, Completion, SamplingParams, build
 from slipstream.config import TargetConfig
 from slipstream.measure import compare as measure
 from slipstream.measure.certify import TAU_FLOAT32, Certificate, certify, measured_tau, replay
+from slipstream.measure.certify_draws import certify_draws
 
 TEXT = "the cat sat on the mat"
 PARAMS = SamplingParams(max_tokens=24, ignore_eos=True)
@@ -91,3 +94,30 @@ def test_in_low_precision_plain_decoding_itself_may_vouch_for_a_token(llm, tiny)
     assert fair.holds
     assert len(strict.refused) >= len(fair.refused)
     assert [r[0] for r in bad.refused] == [5]
+
+
+@pytest.mark.parametrize("extra", [{}, {"top_p": 0.9}, {"presence_penalty": 1.0, "min_tokens": 5}])
+def test_a_draw_under_shared_noise_is_certified_and_another_draw_is_not(tiny, extra):
+    llm = LLM(str(tiny), "lookup", dtype="float32", verify="coupled")
+    params = SamplingParams(max_tokens=24, temperature=1.0, seed=4, **extra)
+    eos = tuple(llm.tokenizer.eos_ids)
+    prompt, found = llm.encode(TEXT), llm.generate(TEXT, params)
+
+    def certificate(tau: float, completion: Completion) -> Certificate:
+        made = Certificate(tau)
+        certify_draws(llm.engine.target, prompt, completion, params, made, chunk=7, eos_ids=eos)
+        return made
+
+    good = certificate(TAU_FLOAT32, found)
+    assert good.holds
+    assert good.exact + good.near_ties == len(found.token_ids)
+    assert not certificate(TAU_FLOAT32, dataclasses.replace(found, seed=5)).holds  # other noise, other races
+    assert not certificate(TAU_FLOAT32, dataclasses.replace(found, index=1)).holds
+    wrong = dataclasses.replace(found, token_ids=[*found.token_ids[:6], found.token_ids[6] ^ 1])
+    assert [r[0] for r in certificate(TAU_FLOAT32, wrong).refused] == [6]
+
+
+def test_shared_noise_in_bfloat16_never_fails_a_right_comparison(tiny, other):
+    llm = LLM(str(tiny), str(other), dtype="bfloat16", verify="coupled")
+    params = SamplingParams(max_tokens=60, temperature=1.0, ignore_eos=True, n=4, seed=1)
+    assert measure.compare(llm, [TEXT], params).agreement in ("equal", "near-ties")

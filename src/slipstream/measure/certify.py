@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from slipstream.types import Draft, Target
@@ -45,7 +46,7 @@ class Certificate:
             "exact": self.exact,
             "near_ties": self.near_ties,
             "largest_gap": self.largest_gap,
-            "refused": [{"position": p, "token": t, "gap": g} for p, t, g in self.refused],
+            "refused": [{"position": p, "token": t, "gap": g if isfinite(g) else None} for p, t, g in self.refused],
         }
 
 
@@ -109,14 +110,15 @@ def replay(target: Target, prompt: list[int], output: list[int], chunk: int) -> 
                 target.prefill(0, prompt[:-1])
             for start in range(0, len(fed), chunk):
                 part = fed[start : start + chunk]
-                scores = target.score([0], _chain(part))
+                scores = target.score([0], chain_of(part))
                 target.commit([0], [list(range(1, len(part)))])
                 yield scores.logits[0, : len(part)].float().clone()
     finally:
         target.release(0)
 
 
-def _chain(tokens: list[int]) -> Draft:
+def chain_of(tokens: list[int]) -> Draft:
+    """Return tokens, root first, as the draft of one row."""
     import torch
 
     count = len(tokens)

@@ -17,6 +17,7 @@ from slipstream import build
 from slipstream.config import TargetConfig
 from slipstream.llm import LLM, Completion
 from slipstream.measure.certify import TAU_FLOAT32, Certificate, certify, measured_tau
+from slipstream.measure.certify_draws import certify_draws
 from slipstream.measure.record import record
 from slipstream.types import SamplingParams
 
@@ -129,9 +130,9 @@ def _judge(
 ) -> tuple[Agreement, Certificate | None]:
     if all(a.token_ids == b.token_ids for a, b in zip(plain, drafted, strict=True)):
         return "equal", None
-    if not params.greedy:
-        return ("different" if llm.engine.rule.shared_noise else "same law"), None
-    if not _bare(params):
+    if not params.greedy and not llm.engine.rule.shared_noise:
+        return "same law", None
+    if params.logits_processors or (params.greedy and not _bare(params)):
         return "different", None
     certificate = _certificate(llm, prompts, params, plain, drafted)
     return ("near-ties" if certificate.holds else "different"), certificate
@@ -150,16 +151,18 @@ def _certificate(
 
     target, opened = llm.engine.target, llm.opened
     ids = [llm.encode(prompt) for prompt in prompts for _ in range(params.n)]
-    pairs = [(p, d.token_ids) for p, d, a in zip(ids, drafted, plain, strict=True) if a.token_ids != d.token_ids]
-    single = None
-    if opened.dtype == torch.float32:
-        certificate, reference = Certificate(TAU_FLOAT32), target
-    else:
-        chunk = llm.draft_tokens + 1
-        certificate = Certificate(max(measured_tau(target, p, out, chunk) for p, out in pairs))
-        reference, single = _float32(llm), target
-    for prompt, output in pairs:
-        certify(reference, prompt, output, certificate, single)
+    pairs = [(p, d) for p, d, a in zip(ids, drafted, plain, strict=True) if a.token_ids != d.token_ids]
+    exact = opened.dtype == torch.float32
+    chunk = llm.draft_tokens + 1
+    tau = TAU_FLOAT32 if exact else max(measured_tau(target, p, d.token_ids, chunk) for p, d in pairs)
+    certificate = Certificate(tau)
+    if not params.greedy:
+        for prompt, found in pairs:
+            certify_draws(target, prompt, found, params, certificate, chunk=1, eos_ids=tuple(llm.tokenizer.eos_ids))
+        return certificate
+    reference = target if exact else _float32(llm)
+    for prompt, found in pairs:
+        certify(reference, prompt, found.token_ids, certificate, None if exact else target)
     return certificate
 
 
