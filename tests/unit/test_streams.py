@@ -183,7 +183,7 @@ def test_pick_inverts_the_cumulated_weights(vocab: int, dtype: torch.dtype) -> N
         assert int(pick(w[b : b + 1], u[b : b + 1])) == want
 
 
-@pytest.mark.parametrize("u", [0.0, 1 - 2.0**-53, 0.5])
+@pytest.mark.parametrize("u", [0.0, 0.5, 1 - 2.0**-53, 1.0])  # 1: the goal rounded up to the total
 def test_pick_never_lands_on_a_zero_weight(u: float) -> None:
     gen = torch.Generator().manual_seed(0)
     for vocab in (3, 127, 128, 500):
