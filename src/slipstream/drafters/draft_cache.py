@@ -79,6 +79,17 @@ class DraftCache:
         self._held: dict[int, _Held] = {}
         self._free = list(range(max_rows))[::-1]
 
+    def prefill(self, row: Sequence, tokens: list[int]) -> None:
+        """Feed a long run of committed tokens as it arrives, so that a prompt is paid for while it is prefilled."""
+        held = self._of(row)
+        after = held.certain + len(tokens)
+        follows = not held.guesses and row.tokens[held.certain : after] == tokens
+        if len(tokens) > self._batched and follows and after <= self.decoder.config.max_len:
+            if self.decoder.length(held.slot) > held.certain:
+                self.decoder.truncate(held.slot, held.certain)
+            self.decoder.extend(held.slot, self._known(tokens))
+            held.certain = after
+
     def catch_up(self, rows: Seq[Sequence]) -> Tensor:
         """Feed what each row's cache lacks, root included; return the logits after the root [B, V]."""
         missing = [self._rewind(row) for row in rows]

@@ -87,7 +87,9 @@ class DraftModel:
         )
 
     def observe(self, rows: list[Sequence], tokens: list[list[int]], taps: list[Mapping[int, Tensor]]) -> None:
-        """Learn nothing yet: `propose` feeds what the cache lacks, so a row that never drafts costs nothing."""
+        """Feed prompts at once; the few tokens of a round wait for `propose`, which feeds what the cache lacks."""
+        for row, new in zip(rows, tokens, strict=True):
+            self._cache.prefill(row, new)
 
     def forget(self, row: Sequence) -> None:
         """Free the row's place in the draft model's cache."""
