@@ -115,6 +115,8 @@ def test_a_draw_under_shared_noise_is_certified_and_another_draw_is_not(tiny, ex
     assert not certificate(TAU_FLOAT32, dataclasses.replace(found, index=1)).holds
     wrong = dataclasses.replace(found, token_ids=[*found.token_ids[:6], found.token_ids[6] ^ 1])
     assert [r[0] for r in certificate(TAU_FLOAT32, wrong).refused] == [6]
+    # worth e^60 it wins its race, but a token outside the kept set (top_p) has no weight to multiply
+    assert certificate(60.0, wrong).near_ties == ("top_p" not in extra)
 
 
 def test_shared_noise_in_bfloat16_never_fails_a_right_comparison(tiny, other):
