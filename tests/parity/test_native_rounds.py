@@ -171,12 +171,12 @@ def test_scoring_twice_or_failing_midway_commits_nothing(
     monkeypatch.setattr(decoder.net, "layer", failing)
     with pytest.raises(RuntimeError, match="out of memory"):
         decoder.nodes([0], other)
+    with pytest.raises(RequestError, match="nothing to keep"):
+        decoder.keep([0], [[1]])
     with pytest.raises(RuntimeError, match="out of memory"):
         decoder.extend(0, tokens(7, seed=3))
     monkeypatch.undo()
     assert decoder.length(0) == 10
-    with pytest.raises(RequestError, match="nothing to keep"):
-        decoder.keep([0], [[1]])
     assert torch.equal(decoder.nodes([0], draft)[0], first)
 
 
@@ -220,7 +220,10 @@ def test_drafts_may_reach_past_max_len_but_not_be_kept_there(folders: dict[str, 
 
 
 def test_empty_extend_gives_empty_taps(folders: dict[str, Path]) -> None:
-    assert double(folders["llama"]).extend(0, [], (0, -1))[-1].shape == (0, 48)
+    decoder = double(folders["llama"])
+    decoder.extend(0, tokens(3))
+    assert decoder.extend(0, [], (0, -1))[-1].shape == (0, 48)
+    assert decoder.length(0) == 3
 
 
 def test_target_hides_padding_and_gives_what_its_caps_say(folders: dict[str, Path]) -> None:
