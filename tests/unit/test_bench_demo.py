@@ -50,10 +50,10 @@ def result(agreement: Agreement) -> SpeedResult:
     return SpeedResult("", [PromptResult("edit", [plain], [drafted], agreement)])
 
 
-def test_closing_lines_fit_80_columns_and_end_with_the_verdict() -> None:
+def test_closing_lines_fit_80_columns_and_state_both_speeds() -> None:
     lines = show(result(Agreement(True))).split("\n")
     assert max(map(len, lines)) <= 80
-    assert lines[-1] == "outputs identical"
+    assert lines[-1] == "speculative decoding is 2.00x (95 %: 2.00-2.00) as fast as plain"
     assert "4.00" in lines[2]
     assert "2.00x" in lines[2]
 
@@ -63,7 +63,7 @@ def test_no_ratio_when_outputs_differ() -> None:
     text = show(result(wrong))
     assert "x as fast" not in text
     assert "2.00x" not in text
-    assert "differ beyond rounding" in text
+    assert "DIFFERENT" in text
 
 
 def test_its_prompts_exist_and_text_wraps() -> None:

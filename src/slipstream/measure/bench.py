@@ -78,7 +78,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(outcome.data))
     else:
-        print("\n\n".join([*outcome.texts, _record_line(outcome.data["record"])]))
+        print("\n\n".join([*outcome.texts, record_line(outcome.data["record"])]))
     return 0 if outcome.agrees else 1
 
 
@@ -159,7 +159,8 @@ def _note(outcome: Outcome, args: argparse.Namespace, llm: LLM) -> None:
         )
 
 
-def _record_line(found: dict[str, Any]) -> str:
+def record_line(found: dict[str, Any]) -> str:
+    """Write a record in a line."""
     import torch
 
     versions = ", ".join(f"{name} {found['versions'][name]}" for name in ("slipstream", "torch", "transformers"))
