@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 
 import pytest
 
@@ -12,11 +11,10 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 @pytest.fixture(autouse=True)
-def _seeded() -> Iterator[None]:
+def _seeded() -> None:
     import torch
 
     torch.manual_seed(0)
-    yield
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -8,7 +8,8 @@ Shapes: B rows, N nodes, D depth, V vocabulary, H hidden, T tokens. Integer tens
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping, Sequence as Seq
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -281,8 +282,17 @@ class Controller(Protocol):
 class VerifyRule(Protocol):
     """`(draft, p, rngs) -> Verdict`: pure, no model, no I/O, no global random state (law 5)."""
 
-    lossless: bool
-    shared_noise: bool  # drafters draw with the position's shared noise (coupled rule)
-    tree: bool  # handles trees
+    @property
+    def lossless(self) -> bool:
+        """True: the output has the target's law."""
 
-    def __call__(self, draft: Draft, p: Laws, rngs: Rngs) -> Verdict: ...
+    @property
+    def shared_noise(self) -> bool:
+        """True: drafters draw with the position's shared noise (coupled rule)."""
+
+    @property
+    def tree(self) -> bool:
+        """True: handles trees."""
+
+    def __call__(self, draft: Draft, p: Laws, rngs: Rngs) -> Verdict:
+        """Return the accepted path of each row and the token after it."""

@@ -1,4 +1,4 @@
-"""Case 08: temperature 0 is the same text with and without speculation: equal in float32, near-ties only in bfloat16."""
+"""Case 08: temperature 0 gives the text of plain decoding: equal in float32, near-ties only in bfloat16."""
 
 from __future__ import annotations
 

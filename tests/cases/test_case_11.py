@@ -1,4 +1,4 @@
-"""Case 11: cache rewinds: every accept length, a copy of the target never falls behind, broken rounds can be retried."""
+"""Case 11: cache rewinds: every accept length, an oracle never falls behind, broken rounds can be retried."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Case 16: stop strings inside a block, across blocks, inside a token; text, ids, log-probabilities and stream agree."""
+"""Case 16: stop strings inside a block, across blocks, inside a token; text, ids, logprobs and stream agree."""
 
 from __future__ import annotations
 

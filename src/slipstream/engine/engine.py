@@ -7,7 +7,7 @@ same round with an empty draft. The engine knows roles only; it holds no algorit
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -155,7 +155,8 @@ class Engine:
         assert work.verdict is not None
         start = time.perf_counter()
         cached = [r.tokens[r.cached - 1 - len(p) : r.cached] for r, p in zip(work.rows, paths, strict=True)]
-        taps = [{k: t[b, [0, *p]] for k, t in work.scores.taps.items()} for b, p in enumerate(paths)]
+        felt = work.scores.taps.items()
+        taps: list[Mapping[int, torch.Tensor]] = [{k: t[b, [0, *p]] for k, t in felt} for b, p in enumerate(paths)]
         self.drafter.observe(work.rows, cached, taps)
         work.clock.draft += time.perf_counter() - start
         self.controller.record(work.rows, work.draft, work.verdict, work.laws)

@@ -33,8 +33,8 @@ def _real_ids(draft: Draft, vocab: int, name: str) -> Draft:
     valid = torch.arange(draft.nodes) < draft.length[:, None]
     rows = (outside & valid).any(1)
     if bool((rows[:, None] & valid & (draft.draw != Draw.FIXED)).any()) or not draft.chain:
-        first = draft.tokens[outside & valid][0].item()
-        raise WorkError(f"drafter {name!r} drafted id {first}, outside the target's {vocab} tokens")
+        wrong = int(draft.tokens[outside & valid][0])
+        raise WorkError(f"drafter {name!r} drafted id {wrong}, outside the target's {vocab} tokens")
     first = outside.int().argmax(1)
     length = torch.where(rows, torch.minimum(draft.length, first), draft.length).clamp(min=1)
     return dataclasses.replace(draft, tokens=draft.tokens.masked_fill(outside, 0), length=length)
