@@ -8,7 +8,7 @@ on purpose, so that every accept length happens.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ class Verdicts:
     same: int = 0
     certified: int = 0
     largest: float = 0.0
-    wrong: list[str] | None = None
+    wrong: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
         return f"{self.same} identical, {self.certified} certified near-ties (largest gap {self.largest:.2e})"
@@ -55,7 +55,7 @@ class Judge:
 
     def compare(self, prompts: list[list[int]], known: list[list[int]], found: list[list[int]], tau: float) -> Verdicts:
         """Compare outputs with the reference's; every one that differs needs a certificate of its own."""
-        verdicts = Verdicts(wrong=[])
+        verdicts = Verdicts()
         for i, (prompt, a, b) in enumerate(zip(prompts, known, found, strict=True)):
             if a == b:
                 verdicts.same += 1
