@@ -23,8 +23,8 @@ from slipstream.types import RequestError, SamplingParams, WorkError
 if TYPE_CHECKING:
     from slipstream.llm import LLM
 
-SHOWN = "edit-config"  # the prompt whose answer is streamed
-PROMPTS = (SHOWN, "add-docstrings", "translate-keys", "fix-typos")
+SHOWN = "quote-answers"  # the prompt whose answer is streamed
+PROMPTS = (SHOWN, "edit-config", "add-docstrings", "translate-keys")
 TOKENS = 96
 REPEATS = 3
 SECONDS = 50.0  # no new repeat begins after this many
