@@ -51,7 +51,9 @@ def transformers_runner(llm: LLM, max_tokens: int) -> Runner:
     """Return a runner that decodes greedily with transformers' own model and loop, exactly `max_tokens` tokens."""
     import torch
     from transformers import AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()  # one bar at a time
     try:
         model = AutoModelForCausalLM.from_pretrained(llm.opened.folder, dtype=llm.opened.dtype)
     except OSError as e:
