@@ -42,7 +42,13 @@ class EngineOptions:
 
 
 class Engine:
-    """Decode many sequences at once, one round at a time. Not thread-safe: one thread owns it."""
+    """Decode many sequences at once, one round at a time. Not thread-safe: one thread owns it.
+
+    `trace` hears of each row's round; `watch` is given each whole round, with its draft, scores, laws and verdict,
+    before anything of it is committed.
+    """
+
+    _laws = staticmethod(laws)  # a copy with planted errors replaces it (negative controls)
 
     def __init__(
         self,
@@ -63,6 +69,7 @@ class Engine:
         self.options = options or EngineOptions()
         self.target, self.drafter, self.rule, self.controller = target, drafter, rule, controller
         self.trace = trace
+        self.watch: Callable[[Round], None] | None = None
         self._detokenizer = detokenizer
         self._make_rngs = make_rngs or (lambda rows: RequestRngs(rows, shared_noise=rule.shared_noise))
         rows = min(self.options.max_rows, target.caps.max_rows)
@@ -104,8 +111,10 @@ class Engine:
             start = time.perf_counter()
             work = self._draft(rows)
             self._score(work)
-            work.laws = laws(rows, work.scores.logits, work.draft)  # type: ignore[union-attr]
+            work.laws = self._laws(rows, work.scores.logits, work.draft)  # type: ignore[union-attr]
             work.verdict = self.rule(work.draft, work.laws, work.rngs)
+            if self.watch is not None:
+                self.watch(work)
             deltas = self._commit(work)
             work.clock.total = time.perf_counter() - start
             return self._emit(work, deltas)
