@@ -4,6 +4,8 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 MODEL  := smollm2-135m-instruct
+# threads that spin while they wait make a busy machine several times slower
+export OMP_WAIT_POLICY ?= passive
 
 .PHONY: demo test test-slow test-big test-gpu check fix bench docs clean
 

@@ -25,6 +25,8 @@ DONE, FAILED, WRONG, UNFINISHED, INTERRUPTED = 0, 1, 2, 3, 130
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status."""
+    # threads that spin while they wait make a busy machine several times slower; read when torch is loaded
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     words = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]

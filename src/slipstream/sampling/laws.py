@@ -80,8 +80,9 @@ def fit_vocab(x: Tensor, vocab: int, *, logits: bool) -> Tensor:
 
 def peaks(x: Tensor) -> tuple[Tensor, Tensor | None]:
     """Return the argmax of rows x [R, V], lowest id on a tie, and which rows [R] have no finite peak (None: all do)."""
-    if x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64):
-        rows = x.numpy()
+    if x.device.type == "cpu":
+        # widening half precision changes neither order nor ties, and torch's own maximum of it is ten times slower
+        rows = (x if x.dtype in (torch.float32, torch.float64) else x.float()).numpy()
         # row by row: numpy copies a strided matrix, and is many times faster than torch on one row
         at = [int(row.argmax()) for row in rows]
         fine = all(np.isfinite(row[i]) for row, i in zip(rows, at, strict=True))
