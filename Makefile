@@ -20,7 +20,7 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/slipstream models pull $(MODEL)
-	$(BIN)/python -m pytest -m "not slow and not big and not gpu"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not big and not gpu"
 
 test-slow: $(STAMP)
 	$(BIN)/slipstream models pull $(MODEL)
