@@ -17,6 +17,8 @@ from slipstream.types import RequestError, WorkError
 COMMANDS = {
     "generate": ("slipstream.cli.generate", "complete prompts, with and without speculation"),
     "chat": ("slipstream.cli.chat", "talk to a model; see who proposed each token"),
+    "predict": ("slipstream.cli.predict_cmd", "how much faster would it be? from numbers, or from your own text"),
+    "explain": ("slipstream.cli.explain_cmd", "one prompt, one page: every round of speculative decoding drawn"),
     "models": ("slipstream.cli.models_cmd", "list, pull and locate models of the catalogue"),
     "info": ("slipstream.cli.info", "describe this machine, or a model"),
 }
