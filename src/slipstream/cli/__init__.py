@@ -19,6 +19,8 @@ COMMANDS = {
     "chat": ("slipstream.cli.chat", "talk to a model; see who proposed each token"),
     "predict": ("slipstream.cli.predict_cmd", "how much faster would it be? from numbers, or from your own text"),
     "explain": ("slipstream.cli.explain_cmd", "one prompt, one page: every round of speculative decoding drawn"),
+    "bench": ("slipstream.cli.bench_cmd", "measure speed-ups on this machine, beside plain decoding and other engines"),
+    "audit": ("slipstream.cli.audit_cmd", "prove and test that the output is the model's own"),
     "models": ("slipstream.cli.models_cmd", "list, pull and locate models of the catalogue"),
     "info": ("slipstream.cli.info", "describe this machine, or a model"),
 }

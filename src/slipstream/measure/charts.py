@@ -58,7 +58,7 @@ def bars(items: list[Bar], *, unit: str, baseline: float | None = None) -> str:
     if baseline is not None:
         x = left + scale * baseline
         marks.append(f'<line class="base" x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{end}"/>')
-        marks.append(_text(x, end + 14, f"{number(baseline)} {unit}".strip(), anchor="middle", soft=True))
+        marks.append(_text(x, end + 14, _with_unit(number(baseline), unit), anchor="middle", soft=True))
     return _svg(height, marks, f"bars: {', '.join(item.label for item in items)}")
 
 
@@ -69,7 +69,7 @@ def lines(series: Mapping[str, list[tuple[float, float]]], *, x: str, y: str) ->
     if not shown:
         return _nothing()
     legend, head = _legend(list(shown))
-    frame = _Frame.around([p for points in shown.values() for p in points], head + 12)
+    frame = _Frame.around([p for points in shown.values() for p in points], head + 26)
     marks = [*legend, *frame.axes(x, y)]
     for k, (name, points) in enumerate(shown.items()):
         colour = k % COLOURS
@@ -90,7 +90,7 @@ def stacked(items: list[tuple[str, dict[str, float]]], *, unit: str) -> str:
     marks, head = _legend(names)
     totals = [sum(parts.values()) for _, parts in items]
     left = _label_room(label for label, _ in items)
-    ends = [f"{number(total)} {unit}".strip() for total in totals]
+    ends = [_with_unit(number(total), unit) for total in totals]
     scale = (WIDTH - left - 24 - _LETTER * max(map(len, ends))) / (max(totals) or 1.0)
     for k, ((label, parts), end) in enumerate(zip(items, ends, strict=True)):
         y = head + _ROW * k
@@ -146,7 +146,7 @@ class _Frame:
         return self.bottom - (value - self.ys[0]) / span * self.tall
 
     def axes(self, x: str, y: str) -> list[str]:
-        marks = [_text(0, self.top - 6, y, soft=True)]
+        marks = [_text(0, self.top - 14, y, soft=True)]
         for value in self.ys:
             at = self.y(value)
             marks.append(f'<line class="axis" x1="{self.left}" x2="{WIDTH - self.right}" y1="{at:.1f}" y2="{at:.1f}"/>')
@@ -174,7 +174,11 @@ def _bar(item: Bar, k: int, place: tuple[float, float], unit: str, baseline: flo
 
 def _value(item: Bar, unit: str) -> str:
     shown = f"{item.value:.2f}" if unit == "x" else number(item.value)
-    return f"{shown}{'' if unit in ('x', '%') else ' '}{unit} {item.note}".strip()
+    return f"{_with_unit(shown, unit)} {item.note}".strip()
+
+
+def _with_unit(shown: str, unit: str) -> str:
+    return f"{shown}{'' if unit in ('x', '%') else ' '}{unit}".strip()
 
 
 def _interval(item: Bar) -> str:
