@@ -71,7 +71,7 @@ class Engine:
         self.trace = trace
         self.watch: Callable[[Round], None] | None = None
         self._detokenizer = detokenizer
-        self._make_rngs = make_rngs or (lambda rows: RequestRngs(rows, shared_noise=rule.shared_noise))
+        self.make_rngs = make_rngs or (lambda rows: RequestRngs(rows, shared_noise=rule.shared_noise))
         rows = min(self.options.max_rows, target.caps.max_rows)
         self.scheduler = Scheduler(target, drafter, rows, self.options.prefill_chunk)
 
@@ -120,7 +120,7 @@ class Engine:
             return self._emit(work, deltas)
 
     def _draft(self, rows: list[Sequence]) -> Round:
-        rngs = self._make_rngs(rows)
+        rngs = self.make_rngs(rows)
         wanted = self.controller.budget(rows)
         budget = [self._fit(row, n) for row, n in zip(rows, wanted, strict=True)]
         start = time.perf_counter()

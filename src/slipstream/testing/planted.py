@@ -1,4 +1,9 @@
-"""Wrong drafters and wrong rules, planted for the negative controls. Each breaks one law in one way."""
+"""Wrong drafters and wrong rules, planted for the negative controls: each breaks one law in one way.
+
+In and out: as the roles they pretend to fill. `controls` pairs each with its right twin. Never used to decode.
+"""
+
+from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -6,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from slipstream.testing import SampledToy, TreeToy
+from slipstream.testing.toy_drafters import SampledToy, TreeToy
 from slipstream.testing.toys import Law
 from slipstream.types import Draft, Draw, Rngs, Sequence, Verdict
 from slipstream.verify.block import BlockRule
@@ -25,6 +30,7 @@ class Mislabelled(TreeToy):
         self._told = told
 
     def propose(self, rows: list[Sequence], budget: list[int], rngs: Rngs) -> Draft:
+        """Draft, in the wrong way."""
         draft = super().propose(rows, budget, rngs)
         tokens, parents = draft.tokens.tolist(), draft.parents.tolist()
         q = torch.zeros(*draft.tokens.shape, self.vocab, dtype=torch.float64)
@@ -41,6 +47,7 @@ class RawQ(SampledToy):
     """Draws from a sharpened law, records the raw one."""
 
     def propose(self, rows: list[Sequence], budget: list[int], rngs: Rngs) -> Draft:
+        """Draft, in the wrong way."""
         draft = super().propose(rows, budget, rngs)
         assert draft.q is not None
         raw = draft.q.sqrt()
@@ -51,6 +58,7 @@ class ShiftedQ(SampledToy):
     """Records with each node the law its own token was drawn from, not the law of what follows."""
 
     def propose(self, rows: list[Sequence], budget: list[int], rngs: Rngs) -> Draft:
+        """Draft, in the wrong way."""
         draft = super().propose(rows, budget, rngs)
         assert draft.q is not None
         return replace(draft, q=torch.roll(draft.q, 1, 1) + 1e-9)
@@ -60,6 +68,7 @@ class Deduplicating(TreeToy):
     """Draws two siblings with replacement and drops the second when it repeats the first."""
 
     def propose(self, rows: list[Sequence], budget: list[int], rngs: Rngs) -> Draft:
+        """Draft, in the wrong way."""
         draft = super().propose(rows, budget, rngs)
         repeats = draft.tokens[:, 1] == draft.tokens[:, 2]
         return replace(draft, length=torch.where(repeats, 2, draft.length))
@@ -69,6 +78,7 @@ class BestOfDrawn(TreeToy):
     """A dynamic tree over drawn children: of two siblings, only the likelier stays."""
 
     def propose(self, rows: list[Sequence], budget: list[int], rngs: Rngs) -> Draft:
+        """Draft, in the wrong way."""
         draft = super().propose(rows, budget, rngs)
         assert draft.q is not None
         mass = draft.q[:, 0].gather(1, draft.tokens[:, 1:])
@@ -93,13 +103,16 @@ class Weights:
         self._rngs, self._correct, self._coins = rngs, correct, coins
 
     def correct(self, w: Tensor, active: Tensor | None = None) -> Tensor:
+        """Draw from changed weights."""
         return self._rngs.correct(self._correct(w), active)
 
     def accept(self, a: Tensor, active: Tensor | None = None) -> Tensor:
+        """Flip changed coins."""
         return self._rngs.accept(self._coins(a), active)
 
 
 def first_coin_passes(a: Tensor) -> Tensor:
+    """Let the first drafted token stand whatever its coin says."""
     return torch.cat([torch.ones_like(a[:, :1]), a[:, 1:]], 1)
 
 
@@ -112,11 +125,15 @@ class WrongChain(ChainRule):
         self._correct, self._coins = correct or (lambda w: w), coins or (lambda a: a)
 
     def judge(self, draft: Draft, p: Tensor, rngs: Rngs) -> Verdict:
+        """Judge, in the wrong way."""
         return super().judge(draft, p, Weights(rngs, self._correct, self._coins))
 
 
 class RedrawFromP(ChainRule):
+    """A refused token is replaced by a draw from p, not from what p has more than q."""
+
     def judge(self, draft: Draft, p: Tensor, rngs: Rngs) -> Verdict:
+        """Judge, in the wrong way."""
         verdict = super().judge(draft, p, rngs)
         row = p[torch.arange(len(p)), verdict.accepted]
         return replace(verdict, next_token=rngs.correct(row))
@@ -126,6 +143,7 @@ class RowBefore(ChainRule):
     """The bonus comes from the row of the last drafted token, not from the row after it."""
 
     def judge(self, draft: Draft, p: Tensor, rngs: Rngs) -> Verdict:
+        """Judge, in the wrong way."""
         verdict = super().judge(draft, p, rngs)
         whole = (verdict.accepted == draft.length - 1) & (verdict.accepted > 0)
         row = p[torch.arange(len(p)), (verdict.accepted - 1).clamp(min=0)]
@@ -136,6 +154,7 @@ class UntemperedBonus(ChainRule):
     """The bonus is drawn at temperature 1 where p is at temperature 1/2."""
 
     def judge(self, draft: Draft, p: Tensor, rngs: Rngs) -> Verdict:
+        """Judge, in the wrong way."""
         verdict = super().judge(draft, p, rngs)
         whole = verdict.accepted == draft.length - 1
         row = p[torch.arange(len(p)), verdict.accepted].sqrt()
@@ -146,6 +165,7 @@ class EarlyExit(BlockRule):
     """Block verification that stops at the first level that fails."""
 
     def judge(self, draft: Draft, p: Tensor, rngs: Rngs) -> Verdict:
+        """Judge, in the wrong way."""
         outer = rngs
 
         class Stop(Weights):
@@ -159,6 +179,7 @@ class TokenResidual(BlockRule):
     """Block levels with the token-by-token residual max(p - q, 0)."""
 
     def judge(self, draft: Draft, p: Tensor, rngs: Rngs) -> Verdict:
+        """Judge, in the wrong way."""
         verdict = super().judge(draft, p, rngs)
         assert draft.q is not None
         at = torch.arange(len(p)), verdict.accepted
@@ -175,6 +196,7 @@ class UncappedLast(Rule):
         self._capped = capped
 
     def judge(self, draft: Draft, p: Tensor, rngs: Rngs) -> Verdict:
+        """Judge, in the wrong way."""
         assert draft.q is not None
         B, L = len(p), draft.nodes - 1
         joint_p, joint_q, most = torch.ones(B, 1), torch.ones(B, 1), torch.ones(B, 1)
@@ -202,6 +224,7 @@ class Typical(Rule):
     """Typical acceptance (Medusa): any token above a threshold that falls with the entropy of p."""
 
     def judge(self, draft: Draft, p: Tensor, rngs: Rngs) -> Verdict:
+        """Judge, in the wrong way."""
         rows = p[:, :-1]
         entropy = -(rows * rows.clamp(min=1e-300).log()).sum(-1)
         mass = rows.gather(2, draft.tokens[:, 1:, None])[..., 0]
@@ -214,6 +237,7 @@ class Unrenormalised(TreeRule):
     """Every child is tested against the first p: refused siblings are taken out of it at the end only."""
 
     def judge(self, draft: Draft, p: Tensor, rngs: Rngs) -> Verdict:
+        """Judge, in the wrong way."""
         stands = rngs.accept(p[:, 0].gather(1, draft.tokens[:, 1:]))
         first = torch.where(stands.any(1), stands.int().argmax(1) + 1, 0)
         left = p[:, 0].scatter(1, draft.tokens[:, 1:], 0.0)
