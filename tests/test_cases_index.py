@@ -16,7 +16,7 @@ def claimed() -> dict[str, set[str]]:
     return {number: set(re.findall(r"`(test_case_\w+\.py)`", where)) for number, _, where in ROWS}
 
 
-def tested() -> dict[str, set[str]]:
+def in_files() -> dict[str, set[str]]:
     """Case number -> files with a test function named after it."""
     found: dict[str, set[str]] = {}
     for file in FOLDER.glob("test_case_*.py"):
@@ -30,7 +30,7 @@ def test_every_case_has_one_row_in_order() -> None:
 
 
 def test_a_row_names_the_files_with_tests_of_that_number() -> None:
-    assert {number: files for number, files in claimed().items() if files} == tested()
+    assert {number: files for number, files in claimed().items() if files} == in_files()
 
 
 @pytest.mark.parametrize(("number", "where"), [(number, where) for number, _, where in ROWS])
