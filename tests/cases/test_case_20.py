@@ -56,6 +56,37 @@ def test_case_20_the_output_matches_and_equals_plain(kind: int, nodes: int, gram
         assert out[3] == END
 
 
+def strict(prefix, row: torch.Tensor) -> torch.Tensor:
+    """A grammar that knows no way on from a text it does not allow, as grammars do."""
+    if any(token >= 5 for token in prefix[2:]):
+        raise ValueError(f"{prefix} is not in the language")
+    return three_digits(prefix, row)
+
+
+@pytest.mark.parametrize("kind", range(4))
+@pytest.mark.parametrize("nodes", [1, 4, 8])
+def test_case_20_a_grammar_that_rejects_a_refused_guess_does_not_end_the_request(kind: int, nodes: int) -> None:
+    def make():
+        return request(prompt=[7, 8], max_tokens=12, eos=(END,), logits_processors=[strict])
+
+    row = same_as_plain(lambda: ToyTarget(LAW, VOCAB), drafters()[kind], make, nodes=nodes)
+    assert output(row)[3:] == [END]
+
+
+@pytest.mark.parametrize("nodes", [0, 4])
+def test_case_20_a_processor_that_raises_on_the_text_itself_is_heard(nodes: int) -> None:
+    def fails_late(prefix, row: torch.Tensor) -> torch.Tensor:
+        if len(prefix) >= 5:
+            raise ValueError("no way on")
+        return row
+
+    row = request(prompt=[7, 8], max_tokens=12, logits_processors=[fails_late])
+    engine = make_engine(ToyTarget(LAW, VOCAB), greedy_toy(LAW, VOCAB), nodes)
+    with pytest.raises(ValueError, match="no way on"):
+        finish(engine, row)
+    assert len(output(row)) == 3
+
+
 @pytest.mark.parametrize("kind", [0, 4])
 def test_case_20_at_temperature_1_the_law_is_the_masked_one(kind: int) -> None:
     counts: Counter[int] = Counter()

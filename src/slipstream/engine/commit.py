@@ -83,7 +83,8 @@ def grow(row: Sequence, found: Found, by: str) -> tuple[Delta, list[int]]:
     ]
     path = found.path[: max(0, taken.kept - 1)]  # the last kept token is the next root: not in the cache
     text, reason = taken.text, taken.reason
-    if reason is None and found.good <= accepted:
+    # a bad row further on is the next round's root: only there is it what plain decoding would meet
+    if not found.good:
         reason, text = "error", text + row.ending.close()
         row.error = "the target's logits are not finite (NaN, +inf or every token masked)"
     row.rounds += 1

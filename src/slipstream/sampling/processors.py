@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from slipstream.sampling.truncate import Array
-from slipstream.types import Draft, RequestError, SamplingParams, Sequence
+from slipstream.types import Draft, LogitsProcessor, RequestError, SamplingParams, Sequence
 
 
 @dataclass(frozen=True)
@@ -119,15 +119,23 @@ def _hold_back_ends(x: Tensor, row: Sequence, paths: Paths) -> None:
 
 
 def _run_processors(x: Tensor, node: int, params: SamplingParams, paths: Paths) -> None:
-    for processor in params.logits_processors:
-        # a fresh prefix and row each time: a processor that keeps or changes what it is given harms only itself
-        out = processor(paths.at(node), x[node].clone())
-        if not isinstance(out, Tensor) or out.shape != x[node].shape:
-            got = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
-            raise RequestError(
-                f"logits processor {processor!r} returned {got}: it must return a row of [{x.shape[-1]}]"
-            )
-        x[node] = out.detach().to(x.dtype)
+    prefix = paths.at(node)
+    try:
+        for processor in params.logits_processors:
+            # a fresh prefix and row each time: a processor that keeps or changes what it is given harms only itself
+            x[node] = _checked(processor, processor(list(prefix), x[node].clone()), x[node])
+    except Exception:
+        if node == 0:
+            raise
+        # a guess may be a prefix that plain decoding never shows a processor (a grammar, say): bad only if it stands
+        x[node] = torch.nan
+
+
+def _checked(processor: LogitsProcessor, out: object, row: Tensor) -> Tensor:
+    if isinstance(out, Tensor) and out.shape == row.shape:
+        return out.detach().to(row.dtype)
+    got = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
+    raise RequestError(f"logits processor {processor!r} returned {got}: it must return a row of [{len(row)}]")
 
 
 def _penalise(x: Tensor, params: SamplingParams, paths: Paths) -> None:
