@@ -6,8 +6,9 @@ same round with an empty draft. The engine knows roles only; it holds no algorit
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -72,6 +73,8 @@ class Engine:
         self.watch: Callable[[Round], None] | None = None
         self._detokenizer = detokenizer
         self.make_rngs = make_rngs or (lambda rows: RequestRngs(rows, shared_noise=rule.shared_noise))
+        self._in_round = False
+        self._doomed: list[Sequence] = []  # aborted in the middle of a round
         rows = min(self.options.max_rows, target.caps.max_rows)
         self.scheduler = Scheduler(target, drafter, rows, self.options.prefill_chunk)
 
@@ -97,14 +100,20 @@ class Engine:
         self.scheduler.add(row)
 
     def abort(self, row: Sequence) -> None:
-        """End a request now, wherever it is; its row is free for another at once."""
-        if row.status is not Status.FINISHED:
+        """End a request now, wherever it is; its row is free for another at once, or after the round that is under way
+        (a callback may abort, and so may a generator that is collected in the middle of one)."""
+        if self._in_round:
+            self._doomed.append(row)
+        elif row.status is not Status.FINISHED:
             row.finish_reason = "abort"
             self.scheduler.leave(row)
 
     def step(self) -> list[Delta]:
-        """Run one round. An exception before the commit leaves every sequence as it was: the round may be retried."""
-        with torch.inference_mode():
+        """Run one round. An exception before the commit leaves every sequence as it was: the round may be retried.
+
+        One in the commit ends the sequences of the round with an error: their caches and texts may disagree.
+        """
+        with torch.inference_mode(), self._alone():
             rows = self.scheduler.plan()
             if not rows:
                 return []
@@ -115,9 +124,34 @@ class Engine:
             work.verdict = self.rule(work.draft, work.laws, work.rngs)
             if self.watch is not None:
                 self.watch(work)
-            deltas = self._commit(work)
+            with self._whole(rows):
+                deltas = self._commit(work)
             work.clock.total = time.perf_counter() - start
             return self._emit(work, deltas)
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One round at a time; who is aborted in the middle of it leaves at its end."""
+        if self._in_round:
+            raise RequestError("a round is under way: its callbacks cannot run another on the same engine")
+        self._in_round = True
+        try:
+            yield
+        finally:
+            self._in_round = False
+            while self._doomed:
+                self.abort(self._doomed.pop())
+
+    @contextlib.contextmanager
+    def _whole(self, rows: list[Sequence]) -> Iterator[None]:
+        """End all rows when their commit breaks off."""
+        try:
+            yield
+        except BaseException as error:
+            for row in rows:
+                row.finish_reason, row.error = "error", f"the round broke off while it was committed ({error!r})"
+                self.scheduler.leave(row)
+            raise
 
     def _draft(self, rows: list[Sequence]) -> Round:
         rngs = self.make_rngs(rows)

@@ -17,12 +17,15 @@ def checked(draft: Draft, budget: list[int], vocab: int, name: str) -> Draft:
     """
     if draft.nodes == 1:
         return draft
-    if draft.tokens.device.type == "cpu":  # on an accelerator this check would cost a host sync
-        draft = _real_ids(draft, vocab, name)
     longest = draft.nodes - 1
     if longest > max(budget):
         raise WorkError(f"drafter {name!r} drafted {longest} nodes with a budget of {max(budget)}")
-    return draft
+    if draft.tokens.device.type != "cpu":  # on an accelerator these checks would cost a host sync
+        return draft
+    for length, most in zip(draft.length.tolist(), budget, strict=True):
+        if length - 1 > most:
+            raise WorkError(f"drafter {name!r} drafted {length - 1} nodes with a budget of {most}")
+    return _real_ids(draft, vocab, name)
 
 
 def _real_ids(draft: Draft, vocab: int, name: str) -> Draft:

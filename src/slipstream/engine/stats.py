@@ -1,4 +1,5 @@
-"""Counters of one sequence. Counted after trimming: nothing behind an end of text or a token limit is ever included.
+"""Counters of one sequence. Accepted and emitted tokens are counted after trimming, so none lies behind an end of text
+or a token limit; drafted ones count as drafted, wherever the end fell.
 
 Terms are vLLM's: `mean_acceptance_length` is tokens emitted per target pass, the target's own token included;
 `draft_acceptance_rate` is accepted / drafted; `num_accepted_tokens_per_pos[k]` counts rounds that kept depth k + 1.
