@@ -96,6 +96,18 @@ LIMITS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 }
 
 
+def own(params: SamplingParams) -> None:
+    """Copy what the caller may change later, or what can be read only once: a frozen record stays as it was checked."""
+    if isinstance(params.stop, str):
+        object.__setattr__(params, "stop", (params.stop,))
+    for name in ("stop", "stop_token_ids", "logits_processors"):
+        value = getattr(params, name)
+        if isinstance(value, Iterable) and not isinstance(value, (str, bytes)):
+            object.__setattr__(params, name, tuple(value))
+    if isinstance(params.logit_bias, Mapping):
+        object.__setattr__(params, "logit_bias", dict(params.logit_bias))
+
+
 def check(params: SamplingParams) -> None:
     """Refuse, with a `RequestError`, the first field that is outside its limits."""
     for name, (fits, works) in LIMITS.items():

@@ -58,10 +58,9 @@ class SamplingParams:
     logits_processors: Seq[LogitsProcessor] = ()
 
     def __post_init__(self) -> None:
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
-        from slipstream.params import check  # the table of limits; kept apart so that this file stays readable
+        from slipstream.params import check, own  # the table of limits; kept apart so that this file stays readable
 
+        own(self)
         check(self)
 
     @property

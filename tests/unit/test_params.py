@@ -87,6 +87,19 @@ def test_a_huge_value_does_not_fill_the_message() -> None:
     assert len(str(refused.value)) < 250
 
 
+def test_what_the_caller_changes_later_changes_nothing() -> None:
+    stop, bias = ["a"], {3: 1.0}
+    params = SamplingParams(stop=stop, logit_bias=bias)
+    stop.append("")
+    bias[-1] = 1e9
+    assert (params.stop, params.logit_bias) == (("a",), {3: 1.0})
+
+
+def test_an_iterator_is_read_once_and_kept() -> None:
+    params = SamplingParams(stop=(text for text in "ab"), stop_token_ids=iter([3, 4]))
+    assert (params.stop, params.stop_token_ids) == (("a", "b"), (3, 4))
+
+
 def test_token_ids_the_target_lacks_are_refused() -> None:
     check_vocab(SamplingParams(logit_bias={9: 1.0}, stop_token_ids=[9]), 10)
     with pytest.raises(RequestError, match=r"logit_bias names token 10.* 0 to 9"):
