@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -40,7 +41,10 @@ class PlugIn:
 
 @dataclass
 class Opened:
-    """A loaded target with its tokenizer. `notes` are lines a person should see (on stderr)."""
+    """A loaded target with its tokenizer. `notes` are lines a person should see (on stderr).
+
+    Several engines may be made on it, one decoding at a time: `busy` is the last one used, `lock` guards them all.
+    """
 
     name: str
     folder: Path
@@ -50,6 +54,8 @@ class Opened:
     dtype: torch.dtype
     device: str
     notes: list[str] = field(default_factory=list)
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    busy: Engine | None = None
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import sys
-import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +24,7 @@ from slipstream.config import (
     draft_tokens_of,
     from_speculative_config,
 )
-from slipstream.params import from_dict
+from slipstream.params import check_vocab, from_dict
 from slipstream.types import (
     Delta,
     Drafter,
@@ -124,10 +124,10 @@ class LLM:
         self.draft_tokens = guess.draft_tokens
         self.drafter_folder = guess.folder
         self.engine = build.make_engine(opened, guess, self.config)
-        self._lock = threading.RLock()
 
     def with_drafter(self, drafter: str | Drafter, *, draft_tokens: int | str | None = "auto") -> LLM:
-        """Return another LLM on the same loaded target. Use one of the two at a time: they share the target's cache."""
+        """Return another LLM on the same loaded target. They take turns: while one decodes, a request
+        to the other is refused, since both keep their rows in the target's one cache."""
         other = LLM.__new__(LLM)
         other.config = self.config
         count = draft_tokens_of(draft_tokens)
@@ -158,7 +158,7 @@ class LLM:
         """Tokens of prompt and output together that fit in a row."""
         return self.engine.target.caps.max_len
 
-    def generate(self, prompts: Any, sampling_params: Params | list[Params] = None, *, progress: bool = False) -> Any:
+    def generate(self, prompts: Any, sampling_params: Params | Seq[Params] = None, *, progress: bool = False) -> Any:
         """Complete one prompt (text, token ids or chat messages), or each of a list of them: list in, list out.
 
         Text is taken as it is; use `chat` or messages for the model's chat template. `sampling_params` is one for all
@@ -204,7 +204,7 @@ class LLM:
             )
         return list(ids)
 
-    def check(self, prompts: Any, sampling_params: Params | list[Params] = None) -> None:
+    def check(self, prompts: Any, sampling_params: Params | Seq[Params] = None) -> None:
         """Raise the `RequestError` that `generate` would raise for these, without decoding anything."""
         _, items = _split_prompts(prompts)
         for item, params in zip(items, _params_list(sampling_params, len(items)), strict=True):
@@ -214,11 +214,7 @@ class LLM:
         from slipstream.sampling import new_seed
 
         tokens = self.encode(prompt)
-        vocab = self.engine.target.caps.vocab
-        for what, ids in (("logit_bias", params.logit_bias or ()), ("stop_token_ids", params.stop_token_ids)):
-            for token in ids:
-                if token >= vocab:
-                    raise RequestError(f"{what} names token {token}, but this model has the ids 0 to {vocab - 1}")
+        check_vocab(params, self.engine.target.caps.vocab)
         seed = params.seed if params.seed is not None else self.config.seed
         params = dataclasses.replace(params, seed=new_seed() if seed is None else seed)
         eos = tuple(self.tokenizer.eos_ids)
@@ -235,27 +231,39 @@ class LLM:
         """Decode these rows to their ends. Other callers' rows advance too; their deltas wait in their inboxes."""
         inbox: deque[Delta] = deque()
         try:
-            with self._lock:
+            with self.opened.lock:
+                self._take_target()
                 for row in rows:
                     row.request = inbox
                     self.engine.add(row)
             left = len(rows)
             while left:
                 while not inbox:
-                    if self.engine.idle:
-                        raise WorkError("the request was ended by somebody else")
-                    self._step()
+                    self._step(rows, inbox)
                 delta = inbox.popleft()
                 left -= delta.finish_reason is not None
                 yield delta
         finally:
-            with self._lock:
+            with self.opened.lock:
                 for row in rows:
                     if row.status is not Status.FINISHED:
                         self.engine.abort(row)
 
-    def _step(self) -> None:
-        with self._lock, build.memory_guard("decoding"):
+    def _take_target(self) -> None:
+        busy = self.opened.busy
+        if busy not in (None, self.engine) and not busy.idle:
+            raise RequestError(
+                "another LLM on this target is still decoding, and its cache is needed: finish or close its streams"
+            )
+        self.opened.busy = self.engine
+
+    def _step(self, rows: list[Sequence], inbox: deque[Delta]) -> None:
+        with self.opened.lock, build.memory_guard("decoding"):
+            if inbox:  # another caller's round has served these rows while this one waited for the lock
+                return
+            if all(row.status is Status.FINISHED for row in rows):
+                reason = next((row.error for row in rows if row.error), "the request was ended by somebody else")
+                raise WorkError(reason)
             for delta in self.engine.step():
                 delta.sequence.request.append(delta)
 
@@ -332,8 +340,8 @@ def _checked_id(value: Any, vocab: int) -> int:
     return int(value)
 
 
-def _params_list(params: Params | list[Params], count: int) -> list[SamplingParams]:
-    if isinstance(params, (list, tuple)):
+def _params_list(params: Params | Seq[Params], count: int) -> list[SamplingParams]:
+    if isinstance(params, Seq):
         if len(params) != count:
             raise RequestError(f"{len(params)} sampling_params for {count} prompts; give one, or one per prompt")
         return [_params_one(p) for p in params]

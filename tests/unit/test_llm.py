@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from slipstream import LLM, Completion, RequestError, SamplingParams, load
+from slipstream import LLM, Completion, RequestError, SamplingParams, WorkError, load
 from slipstream.drafters.none import NoDraft
 from tiny_model import make_model
 
@@ -118,6 +119,37 @@ def test_two_streams_in_turn(llm):
     assert ids == alone
 
 
+def test_a_round_run_by_another_caller_is_not_taken_for_a_lost_request(llm, monkeypatch):
+    """Another thread may run the last round between any two looks at the engine."""
+    before = llm.generate(TEXT, SHORT).token_ids
+
+    def idle(engine):
+        while not engine.scheduler.idle:
+            for delta in engine.step():
+                delta.sequence.request.append(delta)
+        return True
+
+    monkeypatch.setattr(type(llm.engine), "idle", property(idle))
+    assert llm.generate(TEXT, SHORT).token_ids == before
+
+
+def test_threads_share_an_llm(llm):
+    prompts = [f"{TEXT} {k}" for k in range(8)]
+    alone = [llm.generate(p, SHORT).token_ids for p in prompts]
+    with ThreadPoolExecutor(8) as pool:
+        for _ in range(5):
+            together = list(pool.map(lambda p: llm.generate(p, SHORT).token_ids, prompts))
+            assert together == alone
+
+
+def test_a_request_ended_by_somebody_else_says_so(llm):
+    stream = llm.stream(TEXT, SamplingParams(max_tokens=50, ignore_eos=True))
+    next(stream)
+    llm.engine.abort(llm.engine.scheduler.rows[0])
+    with pytest.raises(WorkError, match="ended by somebody else"):
+        next(stream)
+
+
 def test_an_exception_in_the_middle_leaves_the_engine_usable(llm, monkeypatch):
     before = llm.generate(TEXT, SHORT).token_ids
     score, calls = llm.engine.target.score, itertools.count()
@@ -199,6 +231,17 @@ def test_with_drafter_shares_the_target(llm, folder):
     found = other.generate(TEXT, SHORT)
     assert found.token_ids == llm.generate(TEXT, SHORT).token_ids
     assert found.stats["num_accepted_tokens"] > 0
+
+
+def test_two_llms_on_one_target_take_turns(llm):
+    before = llm.generate(TEXT, SHORT).token_ids
+    other = llm.with_drafter("none")
+    stream = llm.stream(TEXT, SHORT)
+    ids = next(stream).token_ids
+    with pytest.raises(RequestError, match="still decoding"):
+        other.generate("one two three", SHORT)
+    assert ids + [i for delta in stream for i in delta.token_ids] == before
+    assert other.generate(TEXT, SHORT).token_ids == before
 
 
 def test_progress_goes_to_stderr(llm, capsys):
