@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from slipstream import LLM, Completion, SamplingParams, build
+from slipstream.cli.compare_cmd import report
 from slipstream.config import TargetConfig
 from slipstream.measure import compare as measure
+from slipstream.measure.agreement import Notary, statement
 from slipstream.measure.certify import TAU_FLOAT32, Certificate, certify, measured_tau, replay
 from slipstream.measure.certify_draws import certify_draws
 
@@ -76,6 +78,26 @@ def test_a_near_tie_keeps_the_speed_up_and_an_error_does_not(llm, monkeypatch):
     assert found.agreement == "near-ties"
     assert found.speed_up is not None
     assert found.certificate.near_ties == 1
+
+
+def test_an_answer_cut_short_is_no_near_tie(llm, monkeypatch):
+    """Every token of it is right, so a certificate alone would let an ending in the wrong place through."""
+    output = llm.generate(TEXT, PARAMS).token_ids
+    original = LLM.generate
+
+    def cut(self, prompts, params=None, **kwargs):
+        found = original(self, prompts, params, **kwargs)
+        if self.drafter == "lookup" and params.max_tokens == 24:
+            found[0].completions[0].token_ids = output[:15]
+        return found
+
+    monkeypatch.setattr(LLM, "generate", cut)
+    found = measure.compare(llm, [TEXT], PARAMS)
+    assert (found.agreement, found.speed_up) == ("different", None)
+    assert any("one output ends where the other goes on" in line for line in report(llm, found))
+    told = Notary(llm).compare(llm.encode(TEXT), output, output[:15])
+    assert (told.word, told.position) == ("DIFFERENT", 15)
+    assert "differ beyond rounding on 1 of 1" in statement([told])
 
 
 def test_penalties_cannot_be_certified(llm, monkeypatch):

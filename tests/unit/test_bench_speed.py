@@ -130,7 +130,7 @@ def test_notary_certifies_what_the_model_says_and_refuses_what_it_does_not() -> 
     ids = llm.encode("The three primary colours are")
     output = llm.generate(ids, SamplingParams(max_tokens=8, ignore_eos=True)).token_ids
     notary = Notary(llm)
-    assert notary.compare(ids, output[:-1], output).holds
+    assert notary.compare(ids, [*output[:-1], output[-1] ^ 1], output).holds
     wrong = [*output[:4], output[4] ^ 1, *output[5:]]
     found = notary.compare(ids, output, wrong)
     assert not found.holds

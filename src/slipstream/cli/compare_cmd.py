@@ -57,6 +57,8 @@ def _agreement(found: Comparison) -> str:
         return "two draws of the same law, not compared (--verify coupled gives the same text for the same seed)"
     first = found.first_difference or {}
     where = f"first difference: sample {first.get('sample', 0) + 1}, token {first.get('position', 0) + 1}"
+    if [] in (first.get("plain"), first.get("drafted")):
+        return f"DIFFERENT, {where}: one output ends where the other goes on"
     if found.certificate is None:
         return f"DIFFERENT, {where}; no certificate is possible with these sampling parameters"
     c = found.certificate

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from slipstream.measure.certify import TAU_FLOAT32, Certificate, certify, measured_tau
+from slipstream.measure.certify import TAU_FLOAT32, Certificate, certify, cut_short, measured_tau
 
 if TYPE_CHECKING:
     from slipstream.llm import LLM
@@ -53,8 +53,11 @@ class Notary:
             return Agreement(True)
         pairs = enumerate(zip(plain, drafted, strict=False))
         position = next((k for k, (a, b) in pairs if a != b), min(len(plain), len(drafted)))
+        if cut_short(plain, drafted):
+            return Agreement(False, position)
         certificate = Certificate(self._tau(prompt, drafted))
-        certify(self._float32(), prompt, drafted, certificate)
+        reference, target = self._float32(), self._llm.engine.target
+        certify(reference, prompt, drafted, certificate, None if reference is target else target)
         return Agreement(False, position, certificate)
 
     def _tau(self, prompt: list[int], output: list[int]) -> float:
@@ -92,7 +95,7 @@ def statement(agreements: list[Agreement]) -> str:
         return "outputs identical"
     equal = len(agreements) - len(differing)
     certificates = [a.certificate for a in differing if a.certificate is not None]
-    gap, tau = max(c.largest_gap for c in certificates), max(c.tau for c in certificates)
+    gap, tau = (max((getattr(c, name) for c in certificates), default=0.0) for name in ("largest_gap", "tau"))
     if all(a.holds for a in differing):
         return (
             f"outputs identical on {equal} of {len(agreements)} prompts; the others part at near-ties, certified "

@@ -50,6 +50,11 @@ class Certificate:
         }
 
 
+def cut_short(a: list[int], b: list[int]) -> bool:
+    """Tell whether one output is the beginning of the other: no rounding does that, ends being tokens themselves."""
+    return len(a) != len(b) and all(x == y for x, y in zip(a, b, strict=False))
+
+
 def judge(certificate: Certificate, gaps: list[float], tokens: list[int]) -> None:
     """Add tokens to a certificate, each with its gap: the best logit minus its own."""
     for position, (token, gap) in enumerate(zip(tokens, gaps, strict=True)):

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from slipstream import build
 from slipstream.config import TargetConfig
 from slipstream.llm import LLM, Completion
-from slipstream.measure.certify import TAU_FLOAT32, Certificate, certify, measured_tau
+from slipstream.measure.certify import TAU_FLOAT32, Certificate, certify, cut_short, measured_tau
 from slipstream.measure.certify_draws import certify_draws
 from slipstream.measure.record import record
 from slipstream.types import SamplingParams
@@ -130,7 +130,10 @@ def _judge(
 ) -> tuple[Agreement, Certificate | None]:
     if all(a.token_ids == b.token_ids for a, b in zip(plain, drafted, strict=True)):
         return "equal", None
-    if not params.greedy and not llm.engine.rule.shared_noise:
+    exact = params.greedy or llm.engine.rule.shared_noise
+    if exact and any(cut_short(a.token_ids, b.token_ids) for a, b in zip(plain, drafted, strict=True)):
+        return "different", None
+    if not exact:
         return "same law", None
     if params.logits_processors or (params.greedy and not _bare(params)):
         return "different", None
