@@ -227,3 +227,17 @@ def test_saved_truncation_and_padding_do_not_cut_prompts(tmp_path: Path) -> None
     backend.save(str(folder / "tokenizer.json"))
     assert len(load_tokenizer(folder).encode("abcdefghijkl")) == 13
     assert len(load_tokenizer(folder).encode("a")) == 2
+
+
+def test_a_tokenizer_that_is_code_is_refused_without_asking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Left to itself, the library would ask on the terminal whether to run the folder's code."""
+    asked = []
+    monkeypatch.setattr("builtins.input", lambda *text: asked.append(text) or "y")
+    auto_map = {"AutoTokenizer": ["code.Tricky", None]}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "Tricky", "auto_map": auto_map}))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    (tmp_path / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    with pytest.raises(RequestError, match=r"no tokenizer\.json"):
+        load_tokenizer(tmp_path)
+    assert not asked
+    assert not (tmp_path / "ran").exists()

@@ -146,7 +146,7 @@ def _converted_backend(folder: Path) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        slow = AutoTokenizer.from_pretrained(folder)
+        slow = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)  # unset, it would ask on the terminal
     except (OSError, ValueError, ImportError) as error:
         raise RequestError(f"model folder {folder}: no tokenizer.json, nor another tokenizer ({error})") from error
     backend = getattr(slow, "backend_tokenizer", None)
