@@ -40,9 +40,15 @@ def test_help_lists_only_commands_that_exist(capsys):
     shown = capsys.readouterr().out
     for name in COMMANDS:
         assert f"  {name} " in shown
-    for later in ("serve", "bench", "tune", "audit"):
+    for later in {"serve", "bench", "tune", "audit"} - set(COMMANDS):
         assert later not in shown
         assert main([later]) == 2
+
+
+def test_stdin_that_is_no_text_is_a_wrong_request(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9"), encoding="utf-8"))
+    assert main(["generate", "-"]) == 2
+    assert "stdin is not UTF-8 text" in capsys.readouterr().err
 
 
 def test_unknown_option_names_the_nearest():

@@ -48,8 +48,10 @@ def _read(name: str) -> str:
 
 
 def _stdin() -> str:
-    text = sys.stdin.read()
-    return text
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as e:
+        raise RequestError(f"stdin is not UTF-8 text: {e.reason} at byte {e.start}") from None
 
 
 def _messages(name: str) -> list[dict[str, Any]]:
