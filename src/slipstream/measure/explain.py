@@ -62,7 +62,6 @@ class Node:
     entropy: float
     state: str  # "kept", "refused" or "unreached"
     coin: Coin | None
-    wanted: list[Choice]
 
 
 @dataclass(frozen=True)
@@ -198,15 +197,16 @@ class _Scribe:
         nodes = [self._node(draft, i, (p, q), path, coins) for i in range(1, length)]
         last = path[-1] if path else 0
         law = draws.law if draws.law is not None else p[last]
-        refused = any(n.parent == last for n in nodes)
+        refused = [int(draft.tokens[0, n.index]) for n in nodes if n.parent == last]
+        own = int(verdict.next_token[0])
         self._open = {
-            "root": self._decode(int(draft.tokens[0, 0])),
+            "root": self._name(int(draft.tokens[0, 0])),
             "rule": rule,
             "nodes": nodes,
             "kept": len(path),
-            "own": self._decode(int(verdict.next_token[0])),
+            "own": self._name(own),
             "kind": ("correction" if refused else "bonus") if nodes else "plain",
-            "choices": self._choices(law, p[last], self._row(draft, q, last, length), [int(verdict.next_token[0])]),
+            "choices": self._choices(law, p[last], self._row(draft, q, last, length), [own, *refused]),
         }
 
     def close(self, emitted: list[tuple[int, str]]) -> None:
@@ -235,15 +235,19 @@ class _Scribe:
             index=i,
             parent=parent,
             depth=_depth(draft, i),
-            token=self._decode(token),
+            token=self._name(token),
             p=float(p_row[token]),
             q=None if q_row is None else float(q_row[token]),
             overlap=overlap,
             entropy=float(-(p_row * p_row.clamp(min=1e-30).log()).sum()),
             state=state,
             coin=coins.get(i),
-            wanted=self._choices(p[parent], p[parent], q_row, [token]),
         )
+
+    def _name(self, token: int) -> str:
+        """The token's text, or its id where that is half a character."""
+        text = self._decode(token)
+        return f"#{token}" if "\N{REPLACEMENT CHARACTER}" in text else text
 
     def _row(self, draft: Any, q: Tensor | None, node: int, length: int) -> Tensor | None:
         """The drafter's law at a node that has drawn children."""
@@ -255,10 +259,8 @@ class _Scribe:
         """The likeliest tokens of a law, and those in `also` wherever they stand."""
         share = law.double() / law.double().sum()
         top = share.topk(min(TOP, len(share))).indices.tolist()
-        listed = [t for t in top if float(share[t]) > 1e-6] + [t for t in also if t not in top]
-        return [
-            Choice(self._decode(t), float(p[t]), None if q is None else float(q[t]), float(share[t])) for t in listed
-        ]
+        listed = [t for t in top if float(share[t]) > 1e-6] + [t for t in dict.fromkeys(also) if t not in top]
+        return [Choice(self._name(t), float(p[t]), None if q is None else float(q[t]), float(share[t])) for t in listed]
 
 
 def _depth(draft: Any, node: int) -> int:

@@ -5,7 +5,7 @@ In: a story and its summary. Out: HTML that needs nothing else. Trees are nested
 
 from __future__ import annotations
 
-from slipstream.measure.explain import Choice, Node, RoundView, Story
+from slipstream.measure.explain import Node, RoundView, Story
 from slipstream.measure.explain_rules import Summary, in_words
 from slipstream.measure.page import Bar, bars, esc, lines, page, section, table
 
@@ -113,7 +113,7 @@ def _refused(found: Summary) -> str:
 def _round(view: RoundView) -> str:
     root = f'<span class="box root" title="last token so far"><b>{esc(visible(view.root))}</b><i>so far</i></span>'
     own = f'<span class="box own"><b>{esc(visible(view.own))}</b><i>{view.kind}</i></span>'
-    sofar = f"{view.tokens_so_far} tokens in {view.number} passes"
+    sofar = f"{view.tokens_so_far} token(s) in {view.number} pass(es)"
     if view.drafted_so_far:
         share = view.kept_so_far / view.drafted_so_far
         sofar += f"; {view.kept_so_far} of {view.drafted_so_far} drafted stood ({share:.0%})"
@@ -140,7 +140,7 @@ def _box(view: RoundView, node: Node) -> str:
     fixed = "<i>a fixed guess</i>" if node.q is None else ""
     coin = f"<i>{_coin(view, node)}</i>" if node.coin is not None else ""
     title = f"chance of acceptance here {node.overlap:.2f}; entropy of the target {node.entropy:.2f} nats"
-    name = f"<b>{mark} {esc(visible(node.token))}</b>"
+    name = f"<b>{mark} <em>{esc(visible(node.token))}</em></b>"
     return f'<span class="box {node.state}" title="{title}">{name}{meters}{fixed}{coin}</span>'
 
 
@@ -157,22 +157,16 @@ def _meter(name: str, value: float) -> str:
 
 
 def _details(view: RoundView) -> str:
-    title = (
-        "What the target's own token was drawn from"
-        if view.rule not in ("greedy", "coupled")
-        else "The target's law there"
-    )
-    parts = [f"<h4>{title}</h4>", _choices(view.choices, "share of that law")]
-    fallen = next((n for n in view.nodes if n.state == "refused"), None)
-    if fallen is not None:
-        parts += [f"<h4>At the refused token {esc(visible(fallen.token))}: what the target wanted</h4>"]
-        parts += [_choices(fallen.wanted, "p")]
-    return f"<details><summary>laws</summary>{''.join(parts)}</details>"
-
-
-def _choices(choices: list[Choice], name: str) -> str:
-    rows = [[visible(c.token), f"{c.p:.4f}", "-" if c.q is None else f"{c.q:.4f}", f"{c.share:.4f}"] for c in choices]
-    return table(["token", "p (target)", "q (drafter)", name], rows)
+    drawn = view.rule not in ("greedy", "coupled")
+    if view.kind == "correction" and drawn:
+        title, last = "what is left of the target's law, of which its own token was drawn", "residual"
+    else:
+        title, last = "the target's law, which its own token came from", "share"
+    rows = [
+        [visible(c.token), f"{c.p:.4f}", "-" if c.q is None else f"{c.q:.4f}", f"{c.share:.4f}"] for c in view.choices
+    ]
+    laws = table(["token", "p (target)", "q (drafter)", last], rows)
+    return f"<details><summary>{title}</summary>{laws}</details>"
 
 
 _RULES = {
@@ -215,7 +209,8 @@ article h4{margin:.8rem 0 .2rem;font-size:.9rem}
 min-width:5.2rem;background:var(--card);font-size:.85rem}
 .box.small{min-width:0;margin-right:.5rem}.box b{font-family:ui-monospace,Menlo,Consolas,monospace;white-space:nowrap}
 .box i{font-style:normal;color:var(--soft);font-size:.74rem;white-space:nowrap}
-.box.kept{border-color:var(--c2)}.box.refused{border-color:var(--c4)}.box.refused b{text-decoration:line-through}
+.box.kept{border-color:var(--c2)}.box.refused{border-color:var(--c4)}.box em{font-style:normal}
+.box.refused em{text-decoration:line-through}
 .box.unreached{border-style:dashed;opacity:.65}.box.own{border-color:var(--c0)}.box.root{background:none}
 .meter u{display:block;height:.3rem;background:var(--line);border-radius:.2rem;text-decoration:none}
 .meter s{display:block;height:100%;border-radius:.2rem;background:var(--c0)}.meter s.q{background:var(--c1)}

@@ -186,7 +186,8 @@ def _fall(view: RoundView, node: Any) -> str:
     if view.rule == "coupled":
         return f"{token} fell, since the target's own draw at this place, made with the same noise, is another token."
     if view.rule == "block":
-        return f"The whole draft is judged at once; the last level whose coin passed ends before {token}."
+        where = f"the last level whose coin passed ends before {token}" if view.kept else "no level's coin passed"
+        return f"The whole draft is judged at once: {where}."
     if node.coin is None:
         return f"{token} fell."
     if node.q is None:

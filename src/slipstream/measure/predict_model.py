@@ -64,9 +64,10 @@ def segments(llm: LLM, name: str, content: str) -> list[Text]:
     if len(ids) < CONTEXT + 2:
         raise RequestError(f"text {name!r} has {len(ids)} tokens; at least {CONTEXT + 2} are needed")
     room = llm.max_model_len - 1
+    size = max(2, min(SEGMENT, room - CONTEXT))
     texts = []
-    for start in range(CONTEXT, len(ids) - 1, SEGMENT):
-        output = ids[start : start + min(SEGMENT, room - CONTEXT)]
+    for start in range(CONTEXT, len(ids) - 1, size):
+        output = ids[start : start + size]
         if len(output) > 1:
             prompt = ids[max(0, start - (room - len(output))) : start]
             texts.append(Text(f"{name}, token {start}", prompt, output, own=False))
