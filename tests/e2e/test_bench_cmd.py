@@ -52,6 +52,12 @@ def test_one_json_object_whose_totals_reconcile(bench, other: Path) -> None:
     greedy, drawn = data["cells"][0], data["cells"][2]
     assert greedy["drafters"][0]["outputs"]["equal"] == 3
     assert drawn["drafters"][0]["outputs"]["equal"] == 0  # draws are not compared
+    for cell in data["cells"]:  # a prediction is about one prompt at a time
+        predicted = [drafter["predicted_speed_up"] for drafter in cell["drafters"]]
+        if cell["batch"] == 1:
+            assert all(p["low"] <= p["value"] <= p["high"] for p in predicted)
+        else:
+            assert predicted == [None] * 4
 
 
 def test_tables_report_and_peers(bench, tiny: Path, tmp_path: Path) -> None:
@@ -153,7 +159,8 @@ def test_a_wrong_output_has_no_speed_up_and_status_1(bench, monkeypatch: pytest.
     assert found.status == 1
     assert "3 of 3 DIFFERENT" in found.out
     assert "no speed-up is stated" in found.out
-    assert "x  " not in next(line for line in found.out.split("\n") if line.startswith("lookup"))
+    row = next(line for line in found.out.split("\n") if line.startswith("lookup")).split()
+    assert row[3:5] == ["-", "-"]  # neither speed-up nor interval; what was predicted may stay
 
 
 @pytest.mark.parametrize(
@@ -199,3 +206,16 @@ def test_in_low_precision_plain_decoding_may_vouch_for_a_near_tie(
     llm = LLM(str(tiny), "lookup", dtype=dtype)
     agreement.Notary(llm).compare([5, 6, 7], [1, 2], [1, 3])
     assert asked == [None if dtype == "float32" else llm.engine.target]
+
+
+def test_a_drafter_that_cannot_be_predicted_has_a_dash(bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    from slipstream import RequestError
+    from slipstream.measure import predict_model
+
+    def refuse(*args, **kwargs):
+        raise RequestError("not offline")
+
+    monkeypatch.setattr(predict_model, "forecast", refuse)
+    found = bench("--repeats", "1", "--json")
+    assert found.status == 0, found.err
+    assert found.json["cells"][0]["drafters"][0]["predicted_speed_up"] is None

@@ -113,16 +113,20 @@ def _measure(bench: Bench) -> None:
     """Measure what is missing, under a bar; when stopped, say what was kept."""
     from tqdm import tqdm
 
+    from slipstream.measure.bench_predict import predict_all
+
     units = bench.pending()
     if bench.results.found:
         whole = len(list(bench.plan.units()))
         say(f"slipstream: {whole - len(units)} of {whole} measurements are in {bench.path} already")
     total = sum(len(bench.names(unit.cell)) for unit in units)
     try:
-        with tqdm(total=total, unit="run", desc="measuring", file=sys.stderr, leave=False) as bar:
+        with tqdm(total=total, unit="run", desc="measuring", file=sys.stderr, leave=False, disable=None) as bar:
             bench.measure(bar.update)
-        with tqdm(unit="output", desc="comparing outputs", file=sys.stderr, leave=False) as bar:
+        with tqdm(unit="output", desc="comparing outputs", file=sys.stderr, leave=False, disable=None) as bar:
             bench.judge(bar.update)
+        with tqdm(unit="drafter", desc="predicting", file=sys.stderr, leave=False, disable=None) as bar:
+            predict_all(bench, bar.update)
     except KeyboardInterrupt:
         if bench.path is not None:
             say(f"slipstream: what was measured is in {bench.path}; the same command goes on from there")

@@ -12,6 +12,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from slipstream.measure.bench_plan import PLAIN, Cell, Plan
+from slipstream.measure.bench_predict import predictions
 from slipstream.measure.bench_runs import PARTS, Run
 from slipstream.measure.peers import PEERS
 from slipstream.measure.report import Ratio, Times, rate, speedup
@@ -200,6 +201,7 @@ def _cell(bench: Bench, cell: Cell, sides: dict[str, dict[Group, list[Run]]], sa
         [made[name] for name in bench.plan.names if name in made],
         [made[name] for name in bench.plan.peers if name in made],
         bench.plan.suite.tasks,
+        {name: ratio for (where, name), ratio in predictions(bench).items() if where == cell and ratio},
     )
 
 
