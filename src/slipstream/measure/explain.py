@@ -259,7 +259,7 @@ class _Scribe:
         """The likeliest tokens of a law, and those in `also` wherever they stand."""
         share = law.double() / law.double().sum()
         top = share.topk(min(TOP, len(share))).indices.tolist()
-        listed = [t for t in top if float(share[t]) > 1e-6] + [t for t in dict.fromkeys(also) if t not in top]
+        listed = [t for t in top if float(share[t]) > 5e-5] + [t for t in dict.fromkeys(also) if t not in top]
         return [Choice(self._name(t), float(p[t]), None if q is None else float(q[t]), float(share[t])) for t in listed]
 
 

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from slipstream.measure.explain import Coin, RoundView, Story
 
 
+FEW = 4  # refusals below which nothing is said about refusals in general
+
+
 def rule_of(name: str, draft: Draft, laws: Laws) -> str:
     """Return how the one row of a draft was verified: greedy, chain, block, tree or coupled."""
     if laws.points is not None:
@@ -137,12 +140,13 @@ def _reasons(facts: dict[str, Any], temperature: float) -> list[str]:
             f"{facts['wasted']:.0%} of the drafted tokens were never looked at, because one before them fell: "
             "shorter drafts would cost less and keep almost as much."
         )
-    if _sure(facts):
+    enough = sum(times for _, times, _, _ in facts["refused"]) >= FEW
+    if enough and _sure(facts):
         said.append(
             f"Where it was refused the drafter was sure (mean q {facts['q_refused']:.2f}) and the target was not "
             f"of its opinion (mean p {facts['p_refused']:.2f}): the two models disagree, whatever the temperature."
         )
-    if (facts["entropy_refused"] or 0.0) > 1.5 and temperature > 0:
+    if enough and (facts["entropy_refused"] or 0.0) > 1.5 and temperature > 0:
         said.append(
             f"The target itself was undecided where drafts fell (entropy {facts['entropy_refused']:.1f} nats): "
             "no drafter can foresee such a draw. "

@@ -7,6 +7,7 @@ start at each place follows exactly, place by place: nothing is assumed to be in
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -119,11 +120,11 @@ def predict_walks(
     for g in range(longest + 1):
         rounds = counts[g].sum(0)
         speed = float(tokens.sum() / (rounds @ costs))
-        width = spread[g] if g else 0.0
+        width = math.exp(spread[g]) if g else 1.0
         per_round = float(tokens.sum() / rounds.sum())
         if g == 0:  # a draft length of 0 turns the drafter off: not even its bookkeeping is left
             speed = 1.0
-        curve.append(Point(g, per_round, per_round / speed, speed, speed * np.exp(-width), speed * np.exp(width)))
+        curve.append(Point(g, per_round, per_round / speed, speed, speed / width, speed * width))
     cost: Callable[[int], float] = lambda g: float(costs[g])  # noqa: E731
     return prediction(curve, draft_tokens, cost, mean_survival(walks), detail)
 
