@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 import pytest
 
 from slipstream.measure.charts import ticks
-from slipstream.measure.page import Bar, bars, esc, lines, page, section, stacked, table
+from slipstream.measure.page import Bar, bars, esc, facts, lines, page, section, stacked, table
 
 EVIL = "<script>alert('x')</script>&\""
 
@@ -44,7 +44,7 @@ def charts() -> list[str]:
 
 
 def test_every_text_is_escaped() -> None:
-    parts = [table([EVIL], [[EVIL]]), section(EVIL, note=EVIL), *charts()]
+    parts = [table([EVIL], [[EVIL]]), section(EVIL, note=EVIL), facts([(EVIL, EVIL)]), *charts()]
     whole = page(EVIL, parts, lead=EVIL)
     assert "<script" not in whole
     assert esc(EVIL) in whole

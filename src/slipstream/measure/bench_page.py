@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from slipstream.measure import bench_text
 from slipstream.measure.bench_summary import CellSummary, Side, Summary
-from slipstream.measure.page import Bar, bars, esc, lines, page, section, stacked, table
+from slipstream.measure.page import Bar, bars, esc, facts, lines, page, section, stacked, table
 from slipstream.measure.report import Ratio
 
-_SHOWN = ("draft", "target", "other", "prefill", "outside")
+_SHOWN = ("target", "draft", "other", "prefill", "outside")
 
 
 def build(found: Summary) -> str:
@@ -37,9 +37,9 @@ def _verdict(found: Summary) -> str:
 
 def _cell(cell: CellSummary, several: bool) -> list[str]:
     where = f", {cell.cell.words}" if several else ""
-    said = " ".join(bench_text.outputs_lines(cell))
+    said = "; ".join(bench_text.outputs_lines(cell))
     parts = [
-        section(f"Speed-up{where}", _speed_ups(cell), _whole(cell), note=f"{cell.cell.words}. {said}."),
+        section(f"Speed-up{where}", _speed_ups(cell), _whole(cell), note=f"{cell.cell.words}; {said}."),
         section(f"Speed-up by task{where}", *_tasks(cell), note="Decoding only; whiskers: 95 % interval over prompts."),
         section(f"Acceptance by position{where}", _acceptance(cell), note=_ACCEPTANCE),
         section(f"Where the time went{where}", _time(cell), _seconds(cell), note=_SECONDS),
@@ -72,12 +72,22 @@ def _promise(cell: CellSummary, side: Side) -> str:
 
 
 def _whole(cell: CellSummary) -> str:
-    head = ["drafter", "plain tok/s", "tok/s", "speed-up", "95 %", "predicted", "with prefill", "tok/pass", "outputs"]
+    head = [
+        "drafter",
+        "plain tok/s",
+        "tok/s",
+        "speed-up",
+        "95 %",
+        "predicted (90 %)",
+        "with prefill",
+        "tok/pass",
+        "outputs",
+    ]
     rows = []
     for side in cell.drafters:
         ratio = cell.speed_up(side)
         rates = [f"{cell.plain.rate():.1f}", f"{side.rate():.1f}"]
-        said = [bench_text.ratio_text(r) for r in (cell.predicted.get(side.name), cell.speed_up(side, "wall"))]
+        said = [bench_text.predicted_text(cell, side), bench_text.ratio_text(cell.speed_up(side, "wall"))]
         rows.append(
             [side.name, *rates, bench_text.ratio_text(ratio), bench_text.interval_text(ratio), *said]
             + [f"{side.acceptance_length():.2f}", bench_text.outputs_word(cell, side)]
@@ -136,4 +146,4 @@ def _record(found: Summary) -> str:
     kept = {k: v for k, v in found.record.items() if v is not None}
     kept["argv"] = " ".join(map(str, kept.get("argv", [])[1:]))
     kept["versions"] = ", ".join(f"{name} {version}" for name, version in kept.get("versions", {}).items())
-    return section("Record", *said, table(["", ""], [[key, value] for key, value in kept.items()]))
+    return section("Record", *said, facts(list(kept.items())))

@@ -36,13 +36,13 @@ def cell_text(cell: CellSummary) -> str:
 def drafters_table(cell: CellSummary) -> str:
     """Return a row per drafter: rates, speed-up, prediction, acceptance, outputs."""
     predicted = bool(cell.predicted)
-    head = ["drafter", "plain tok/s", "tok/s", "speed-up", "95 %", *(["predicted"] if predicted else [])]
+    head = ["drafter", "plain tok/s", "tok/s", "speed-up", "95 %", *(["predicted (90 %)"] if predicted else [])]
     head += ["with prefill", "tok/pass", "accepted", "outputs"]
     rows = []
     for side in cell.drafters:
         counts, ratio = side.counts(), cell.speed_up(side)
         rate = f"{100 * counts['accepted'] / counts['drafted']:.0f} %" if counts["drafted"] else "-"
-        said = [ratio_text(cell.predicted.get(side.name))] if predicted else []
+        said = [predicted_text(cell, side)] if predicted else []
         rows.append(
             [
                 side.name,
@@ -137,6 +137,12 @@ def ratio_text(ratio: Ratio | None) -> str:
 def interval_text(ratio: Ratio | None) -> str:
     """Write a ratio's interval."""
     return f"{ratio.low:.2f}-{ratio.high:.2f}" if ratio else "-"
+
+
+def predicted_text(cell: CellSummary, side: Side) -> str:
+    """Write what was predicted for a drafter, with its 90 % interval."""
+    found = cell.predicted.get(side.name)
+    return f"{found.value:.2f}x {found.low:.2f}-{found.high:.2f}" if found else "-"
 
 
 def totals_line(found: Summary) -> str:

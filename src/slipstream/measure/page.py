@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from slipstream.measure.charts import Bar, bars, esc, lines, stacked
 
-__all__ = ["Bar", "bars", "esc", "lines", "page", "section", "stacked", "table"]
+__all__ = ["Bar", "bars", "esc", "facts", "lines", "page", "section", "stacked", "table"]
 
 _STYLE = """
 :root{color-scheme:light dark;--back:#fdfdfc;--ink:#1c2026;--soft:#5d6673;--line:#d9dde3;--card:#f3f5f7;
@@ -32,6 +32,8 @@ th,td{padding:.32rem .8rem .32rem 0;text-align:right;white-space:nowrap;vertical
 td{border-bottom:1px solid var(--line)}th:first-child,td:first-child{text-align:left;white-space:normal}
 pre,code{font:.86rem/1.5 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}
 pre{background:var(--card);padding:.8rem 1rem;border-radius:.4rem;overflow-x:auto}
+dl{display:grid;grid-template-columns:max-content minmax(0,1fr);gap:.2rem 1.2rem;font-size:.9rem;margin:.8rem 0}
+dt{color:var(--soft)}dd{margin:0;overflow-wrap:anywhere}
 figure{margin:1rem 0}figcaption{color:var(--soft);font-size:.9rem;margin-top:.3rem}
 svg.chart{display:block;width:100%;max-width:46rem;height:auto}
 svg.chart text{fill:var(--ink);font:12px system-ui,-apple-system,"Segoe UI",sans-serif}
@@ -71,3 +73,9 @@ def table(head: Sequence[object], rows: Sequence[Sequence[object]]) -> str:
     lines_ = ["<tr>" + "".join(f"<td>{esc(cell)}</td>" for cell in row) + "</tr>" for row in rows]
     inner = "\n".join(lines_)
     return f'<div class="wide"><table>\n<thead><tr>{top}</tr></thead>\n<tbody>\n{inner}\n</tbody></table></div>'
+
+
+def facts(pairs: Sequence[tuple[object, object]]) -> str:
+    """Return names and what they stand for, one pair per line; long values wrap. Everything gets escaped."""
+    inner = "\n".join(f"<dt>{esc(name)}</dt><dd>{esc(value)}</dd>" for name, value in pairs)
+    return f"<dl>\n{inner}\n</dl>"

@@ -52,7 +52,7 @@ def _one(
     llama: Any, prompt: list[int], seed: int, max_tokens: int, eos_ids: tuple[int, ...], sampling: dict[str, Any]
 ) -> list[int]:
     llama.reset()
-    llama.set_seed(seed)
+    llama.set_seed(seed % 2**32)
     found: list[int] = []
     for token in llama.generate(prompt, repeat_penalty=1.0, **sampling):
         found.append(int(token))
