@@ -32,14 +32,16 @@ def audit(cli, tiny: Path):
 @pytest.fixture(autouse=True)
 def _few_proofs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Proofs and controls have tests of their own; here they only take time."""
+    monkeypatch.setattr(audit_run, "QUICK_ROWS", 300)
     monkeypatch.setattr(audit_run, "controls", lambda: iter(()))
     monkeypatch.setattr(audit_run, "_proofs", lambda llm, options: iter(()))
-    monkeypatch.setattr(audit_run, "new_seed", lambda: 7 << 40)
+    monkeypatch.setattr(audit_run, "new_seed", lambda: 7 << 31)
 
 
 def test_a_right_engine_passes_and_the_certificate_is_whole(cli, tiny: Path, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.undo()
-    monkeypatch.setattr(audit_run, "new_seed", lambda: 7 << 40)
+    monkeypatch.setattr(audit_run, "QUICK_ROWS", 300)
+    monkeypatch.setattr(audit_run, "new_seed", lambda: 7 << 31)
     page, cert = tmp_path / "audit.html", tmp_path / "cert.json"
     argv = ["audit", "--model", str(tiny), "--dtype", "float32", "--drafter", "lookup", "--tokens", "300", "--quick"]
     found = cli(*argv, *WARM, "--json", "--report", str(page), "--output", str(cert))
@@ -53,6 +55,7 @@ def test_a_right_engine_passes_and_the_certificate_is_whole(cli, tiny: Path, tmp
     assert len(found.json["controls"]) >= 30
     assert found.json["power"]["the model's rows"]["tokens"] >= 250
     assert found.json["record"]["model_hash"]
+    assert found.json["record"]["seed"] == 5
     html = page.read_text()
     assert "PASS" in html
     assert "<script" not in html
@@ -139,7 +142,7 @@ PLANTS: dict[str, tuple[Callable[[LLM], None], str, str]] = {
     "rounds draw alike": (repeated_rounds, "lookup", "twice"),
     "a frozen penalty": (frozen_penalty, "lookup", "laws verified against"),
     "a stale slot": (stale_slot, "lookup", "fresh pass"),
-    "the bonus row off by one": (bonus_row, "model", "law"),
+    "the bonus row off by one": (bonus_row, "self", "law"),
     "a wrong q": (hot_drafts, "model", "recorded law"),
 }
 
@@ -147,10 +150,11 @@ PLANTS: dict[str, tuple[Callable[[LLM], None], str, str]] = {
 @pytest.mark.parametrize("name", PLANTS)
 def test_an_error_planted_into_the_engine_turns_the_audit_red(tiny: Path, other: Path, name: str) -> None:
     plant, drafter, where = PLANTS[name]
-    llm = LLM(str(tiny), f"draft_model:{other}" if drafter == "model" else "lookup", dtype="float32", verify="chain")
+    spec = {"model": f"draft_model:{other}", "self": f"draft_model:{tiny}"}.get(drafter, drafter)
+    llm = LLM(str(tiny), spec, dtype="float32", verify="chain")
     plant(llm)
     params = SamplingParams(temperature=0.9, presence_penalty=0.8, seed=3)
-    found = run_audit(llm, AuditOptions(params, tokens=1200, quick=True))
+    found = run_audit(llm, AuditOptions(params, tokens=800, quick=True))
     assert not found.passed
     assert found.verdict.startswith("FAIL: ")
     assert any(where in check.name for check in found.failed), [check.name for check in found.failed]

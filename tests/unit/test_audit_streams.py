@@ -20,7 +20,8 @@ def coupled(rows: list[Sequence]) -> RequestRngs:
 def test_production_streams_pass(rule: str, make: type[RequestRngs]) -> None:
     with logged() as log:
         toy_text(RULES[rule], make, [1, 2, 3])
-    assert log.check("").passed or rule == "coupled"  # the coupled rule uses the shared noise alone
+    assert log.check("").passed
+    assert bool(log.noise) == (rule == "coupled") == (not log.used)
     assert (source(make).p_value or 0) > ALARM
     checks = seeds(RULES[rule], make)
     assert all(check.passed for check in checks)
@@ -37,6 +38,12 @@ def test_numbers_used_twice_are_flagged(kind: type[RequestRngs]) -> None:
 @pytest.mark.parametrize("kind", [wrong.LowPrecision, wrong.SharedStream, wrong.RepeatedRounds])
 def test_coarse_or_dependent_draws_are_flagged(kind: type[RequestRngs]) -> None:
     assert (source(kind).p_value or 0) < 1e-6
+
+
+def test_a_run_that_drew_nothing_is_not_a_pass() -> None:
+    with logged() as log:
+        pass
+    assert not log.check("").passed
 
 
 def test_draws_that_depend_on_the_batch_are_flagged() -> None:

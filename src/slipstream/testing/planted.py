@@ -16,7 +16,7 @@ from slipstream.testing.toys import Law
 from slipstream.types import Draft, Draw, Rngs, Sequence, Verdict
 from slipstream.verify.block import BlockRule
 from slipstream.verify.chain import ChainRule
-from slipstream.verify.rule import Rule, chain_verdict
+from slipstream.verify.rule import Rule, chain_verdict, drafted
 from slipstream.verify.tree import TreeRule
 
 # ---------------------------------------------------------------- wrong drafters
@@ -228,7 +228,7 @@ class Typical(Rule):
         rows = p[:, :-1]
         entropy = -(rows * rows.clamp(min=1e-300).log()).sum(-1)
         mass = rows.gather(2, draft.tokens[:, 1:, None])[..., 0]
-        passed = mass > torch.minimum(torch.tensor(0.3), 0.09 * (-entropy).exp())
+        passed = (mass > torch.minimum(torch.tensor(0.3), 0.09 * (-entropy).exp())) & drafted(draft)
         accepted = passed.long().cumprod(1).sum(1)
         return chain_verdict(draft, accepted, rngs.correct(p[torch.arange(len(p)), accepted]))
 

@@ -24,7 +24,7 @@ from slipstream.testing.reference import MET, next_law
 
 if TYPE_CHECKING:
     from slipstream.llm import LLM, Completion
-    from slipstream.types import SamplingParams
+    from slipstream.types import Draft, SamplingParams
 
 TAU_FLOAT32 = 2e-3  # a wrong cache moves logits by tenths at least
 SAME_LAW = 1e-4
@@ -33,51 +33,67 @@ _METS = (MET, 0.0, 3 * MET, -3 * MET, 10 * MET, -10 * MET)  # the law may be cut
 
 @dataclass
 class Kept:
-    """One watched position: whose, how many tokens came before it, the logits [V] used and the law's error."""
+    """One watched position: whose, how many tokens came before it, and the logits [V] used."""
 
     row: int
     place: int
     logits: Tensor
-    error: float
 
 
 @dataclass
 class Spy:
-    """Watches rounds of the real model; keeps one position in `every`, `most` at the most."""
+    """Watches rounds of the real model; keeps one position in `every`, `most` at the most.
+
+    `errors` are those of the laws at these positions, and after the last node of their drafts, accepted or not: the
+    deeper a node the more its prefix differs from what is committed.
+    """
 
     watch: Watch
     every: int = 4
     most: int = 256
     tick: Callable[[int], object] = lambda n: None
     kept: list[Kept] = field(default_factory=list)
+    errors: list[float] = field(default_factory=list)
     _seen: int = 0
 
     def __call__(self, work: Round) -> None:
         """Take in a round."""
         self.watch(work)
         assert work.verdict is not None
-        assert work.scores is not None
-        places = [t.tolist() for t in visited(work.draft, work.verdict)]
-        self.tick(len(places[0]))
-        depth = 0
-        before = -1
-        for b, node, _ in zip(*places, strict=True):
-            depth = depth + 1 if b == before else 0
-            before = b
+        rows, nodes, _ = (t.tolist() for t in visited(work.draft, work.verdict))
+        self.tick(len(rows))
+        for b, node in zip(rows, nodes, strict=True):
             self._seen += 1
             if self._seen % self.every == 0 and len(self.kept) < self.most:
-                self.kept.append(self._keep(work, b, node, depth))
+                self._keep(work, b, node)
 
-    def _keep(self, work: Round, b: int, node: int, depth: int) -> Kept:
-        assert work.verdict is not None
+    def _keep(self, work: Round, b: int, node: int) -> None:
         assert work.scores is not None
-        row = work.rows[b]
-        path = work.verdict.path[b, :depth].tolist()
-        out = [*row.tokens[row.prompt_len :], *work.draft.tokens[b, path].tolist()]
-        logits = work.scores.logits[b, node].float().cpu().clone()
-        used = None if work.laws.probs is None else work.laws.probs[b, node].double().cpu().numpy()
-        error = 0.0 if used is None else law_error(used, logits, row.tokens[: row.prompt_len], out, row)
-        return Kept(row.id, len(out), logits, error)
+        row, out = work.rows[b], self._judge(work, b, node)
+        self.kept.append(Kept(row.id, len(out), work.scores.logits[b, node].float().cpu().clone()))
+        last = int(work.draft.length[b]) - 1
+        if last != node:
+            self._judge(work, b, last)
+
+    def _judge(self, work: Round, b: int, node: int) -> list[int]:
+        """Note the error of the law after a node; return the output up to and with it."""
+        assert work.scores is not None
+        row, path = work.rows[b], path_to(work.draft, b, node)
+        out = [*row.tokens[row.prompt_len :], *path]
+        if work.laws.probs is not None:
+            used = work.laws.probs[b, node].double().cpu().numpy()
+            logits = work.scores.logits[b, node].float().cpu()
+            self.errors.append(law_error(used, logits, row.tokens[: row.prompt_len], out, row))
+        return out
+
+
+def path_to(draft: Draft, b: int, node: int) -> list[int]:
+    """Return the drafted tokens from below the root to a node."""
+    path: list[int] = []
+    while node > 0:
+        path.append(int(draft.tokens[b, node]))
+        node = int(draft.parents[b, node])
+    return path[::-1]
 
 
 def law_error(used: Any, logits: Tensor, prompt: list[int], out: list[int], row: Any) -> float:
@@ -123,16 +139,16 @@ def decode(
 
 def seeded(params: SamplingParams, count: int, seed: int, **changes: Any) -> list[SamplingParams]:
     """Return the parameters once per prompt, each with a seed of its own: equal seeds would share numbers."""
-    return [dataclasses.replace(params, seed=seed + 7919 * k, **changes) for k in range(count)]
+    return [dataclasses.replace(params, seed=(seed + 7919 * k) % 2**63, **changes) for k in range(count)]
 
 
 def shaping(spy: Spy) -> Check:
     """Check that the laws used are those of the definitions."""
     name = "the laws verified against are the target's, all parameters applied"
-    if not spy.kept:
+    if not spy.errors:
         return skipped(name, "no position was kept")
-    worst = max(k.error for k in spy.kept)
-    said = f"{len(spy.kept)} positions against the definitions in float64, largest total variation {worst:.1e}"
+    worst = max(spy.errors)
+    said = f"{len(spy.errors)} positions against the definitions in float64, largest total variation {worst:.1e}"
     return Check(name, "tested", said, passed=worst < SAME_LAW, numbers={"total_variation": worst})
 
 

@@ -31,13 +31,15 @@ from slipstream.verify import RULES
 if TYPE_CHECKING:
     from slipstream.llm import LLM
 
+QUICK_ROWS, ROWS = 4000, 12_000  # toy rows played per kind of draft
+
 Say = Callable[[str, int], object]  # what is being done, and tokens decoded since the last call
 
 
 @dataclass(frozen=True)
 class AuditOptions:
     """`tokens`: sampled tokens to watch on the real model; a quarter as many are decoded greedily. `quick`: only the
-    rule in use is proved, and fewer toy rows are played."""
+    rule in use is proved, and fewer toy rows are played. A seed in `params` repeats the whole audit."""
 
     params: SamplingParams
     tokens: int = 4000
@@ -52,9 +54,11 @@ def run_audit(llm: LLM, options: AuditOptions, say: Say = lambda what, n: None) 
     params = options.params
     given = options.prompts or [prompt.messages for prompt in load_prompts()]
     prompts = [_fitting(llm, prompt) for prompt in given]
+    seed = new_seed() >> 31 if params.seed is None else params.seed
+    options = dataclasses.replace(options, params=dataclasses.replace(params, seed=seed))
     audit = Audit(_subject(llm, params), lossless=rule.lossless)
     toys: dict[str, Emitted] = {}
-    for part in (_proofs(llm, options), _streams(llm), _toys(llm, options, toys)):
+    for part in (_proofs(llm, options), _streams(llm, seed), _toys(llm, options, toys)):
         for check in part:
             audit.checks.append(check)
             say(check.name, 0)
@@ -70,7 +74,7 @@ def run_audit(llm: LLM, options: AuditOptions, say: Say = lambda what, n: None) 
     audit.power = {where: power(emitted, tests) for where, emitted in seen.items()}
     audit.curves = {where: curve(emitted.u) for where, emitted in seen.items()}
     folder, device = llm.opened.folder, llm.opened.device
-    audit.record = record(model=folder, drafter=llm.drafter_folder, prompts=prompts, device=device)
+    audit.record = record(model=folder, drafter=llm.drafter_folder, prompts=prompts, device=device) | {"seed": seed}
     audit.seconds = time.perf_counter() - start
     return audit
 
@@ -107,18 +111,18 @@ def _proofs(llm: LLM, options: AuditOptions) -> Iterator[Check]:
         yield from enumerate_rule(name, rule, engine.controller, options.params)
 
 
-def _streams(llm: LLM) -> Iterator[Check]:
-    yield source(llm.engine.make_rngs)
+def _streams(llm: LLM, seed: int) -> Iterator[Check]:
+    yield source(llm.engine.make_rngs, seed=seed & 0xFFFF)
     yield from seeds(llm.engine.rule, llm.engine.make_rngs)
 
 
 def _toys(llm: LLM, options: AuditOptions, toys: dict[str, Emitted]) -> Iterator[Check]:
     """The rule with the engine's own random streams on many small laws: what enumeration cannot see."""
     rule, make = llm.engine.rule, llm.engine.make_rngs
-    rows = 4000 if options.quick else 12000
+    rows = QUICK_ROWS if options.quick else ROWS
     kinds = {"drawn": Draw.SAMPLED, "fixed": Draw.FIXED} | ({"distinct": Draw.DISTINCT} if rule.tree else {})
     for label, kind in kinds.items():
-        what, seed = Play(rule, kind, make), new_seed() >> 40
+        what, seed = Play(rule, kind, make), (options.params.seed or 0) & 0xFFFF
         watch = play(what, rows, seed)
         toys[label] = watch.emitted()
         yield from statistics(watch, f"{label} toy rows")
@@ -134,7 +138,7 @@ def _sampled(llm: LLM, options: AuditOptions, prompts: list[list[int]], audit: A
         params = dataclasses.replace(params, temperature=1.0)
         audit.checks.append(skipped("sampling at temperature 0", "greedy is a point mass; laws are tested at 1"))
     length = max(8, min(options.tokens, params.max_tokens or 256, -(-options.tokens // len(prompts))))
-    seed = new_seed() >> 20 if params.seed is None else params.seed
+    seed = params.seed or 0
     watch = Watch(seed & 0xFFFF, drafted_too=not llm.engine.rule.shared_noise)
     spy = Spy(watch, every=max(1, options.tokens // 200), tick=lambda n: say("sampling", n))
     many = seeded(params, len(prompts), seed, max_tokens=length)

@@ -5,6 +5,8 @@ In: `Emitted` and drafted U. Out: `Check`s with p-values, undecided (Holm decide
 
 from __future__ import annotations
 
+import bisect
+
 import numpy as np
 
 from slipstream.measure.audit import pit
@@ -15,7 +17,7 @@ from slipstream.measure.audit.watch import Emitted, Watch
 LEAST = 30  # tokens below which a test is not worth its place
 STATED = 0.03
 _SIZES = (0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5)
-_RUNS = 200
+_RUNS = 100
 
 
 def statistics(watch: Watch, where: str) -> list[Check]:
@@ -59,14 +61,16 @@ def power(e: Emitted, tests: int) -> dict[str, float | int | None]:
     the audit corrects for.
     """
     limit = ALARM / max(1, tests)
-    sizes = {size: _flagged(e, size, limit) for size in _SIZES} if len(e) else {}
-    sure = [size for size, rate in sizes.items() if rate >= 0.99]
+    # the larger the bias the surer it is found: the first size that is sure is found by halving
+    least = (
+        bisect.bisect_left(_SIZES, True, key=lambda size: _flagged(e, size, limit) >= 0.99) if len(e) else len(_SIZES)
+    )
     return {
         "tokens": len(e),
         "open_tokens": int(((e.under > 0) & (e.over > 0)).sum()),
         "bias": STATED,
-        "probability": sizes.get(STATED, 0.0),
-        "least_bias_found_99": min(sure) if sure else None,
+        "probability": _flagged(e, STATED, limit) if len(e) else 0.0,
+        "least_bias_found_99": _SIZES[least] if least < len(_SIZES) else None,
     }
 
 
