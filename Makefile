@@ -50,7 +50,7 @@ bench: $(STAMP)
 	$(BIN)/python -m slipstream.measure.bench $(BENCH)
 
 docs: $(STAMP)
-	$(BIN)/python -m slipstream.measure.docs
+	$(BIN)/python -m slipstream.cli.docs
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -273,6 +273,8 @@ def make_engine(opened: Opened, guess: Guess, config: EngineConfig) -> Engine:
     def detokenizer() -> Detokenizer:
         return Detokenizer(opened.tokenizer)
 
+    if guess.drafter.needs.taps and opened.kind == "native":
+        opened.target.taps = tuple(guess.drafter.needs.taps)  # type: ignore[attr-defined]
     options = EngineOptions(max_rows=config.max_rows, logprobs_mode=config.logprobs_mode)  # type: ignore[arg-type]
     rule = make_rule(config.verify)
     return Engine(opened.target, guess.drafter, rule, FixedBudget(guess.draft_tokens), options, detokenizer=detokenizer)

@@ -117,3 +117,44 @@ def test_which_rule_auto_applies():
     assert build.rule_used("auto", "draft_model", 1, greedy=False) == "chain"
     assert build.rule_used("auto", "draft_model", 4, greedy=True) == "chain"
     assert build.rule_used("coupled", "lookup", 4, greedy=True) == "coupled"
+
+
+class Feeling:
+    """A drafter that reads hidden states, and guesses nothing."""
+
+    name = "feeling"
+
+    def __init__(self, taps: tuple[int, ...]) -> None:
+        from slipstream.types import Needs
+
+        self.needs = Needs(taps=taps)
+        self.felt: list[tuple[int, ...]] = []
+
+    def propose(self, rows, budget, rngs):
+        from slipstream.drafters.chains import chain_draft
+
+        return chain_draft(rows, [[] for _ in rows])
+
+    def observe(self, rows, tokens, taps) -> None:
+        for new, felt in zip(tokens, taps, strict=True):
+            self.felt += [(tap, len(new), *x.shape) for tap, x in felt.items()]
+
+    def forget(self, row) -> None:
+        pass
+
+
+def test_a_drafter_object_gets_the_taps_it_needs(folder) -> None:
+    from slipstream import LLM
+
+    drafter = Feeling((0, 2))
+    llm = LLM(str(folder), drafter, dtype="float32")
+    llm.generate([1, 2, 3], {"max_tokens": 2})
+    assert {tap for tap, *_ in drafter.felt} == {0, 2}
+    assert all(n == rows for _, n, rows, _ in drafter.felt)
+
+
+def test_taps_that_a_target_does_not_give_are_refused(folder) -> None:
+    from slipstream import LLM
+
+    with pytest.raises(RequestError, match=r"reads taps \[1\]"):
+        LLM(str(folder), Feeling((1,)), dtype="float32", target="hf")

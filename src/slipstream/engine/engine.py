@@ -67,6 +67,11 @@ class Engine:
         if drafter.needs.tree and not (target.caps.tree and rule.tree):
             who = "rule" if target.caps.tree else "target"
             raise RequestError(f"drafter {drafter.name!r} drafts trees, which this {who} does not handle")
+        lacking = set(drafter.needs.taps) - set(getattr(target, "taps", ()))
+        if lacking:
+            raise RequestError(
+                f"drafter {drafter.name!r} reads taps {sorted(lacking)}, which this target was not opened to give"
+            )
         self.options = options or EngineOptions()
         self.target, self.drafter, self.rule, self.controller = target, drafter, rule, controller
         self.trace = trace

@@ -62,6 +62,11 @@ class HFTarget:
         self.rollback = self._probe()
         self._rows = [self._new_row() for _ in range(max_rows)]
 
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """The hidden states returned, as given at construction."""
+        return tuple(self._taps.wanted)
+
     def prefill(self, slot: int, tokens: list[int]) -> Mapping[int, Tensor]:
         """See `Target.prefill`."""
         row = self._row(slot)

@@ -90,6 +90,7 @@ class ToyTarget:
     ) -> None:
         self.law = law
         self.caps = Caps(vocab=vocab, max_len=max_len, max_rows=max_rows, max_nodes=max_nodes, tree=tree, hidden=2)
+        self.taps = (0,)
         self.cache: dict[int, list[int]] = {}
         self.calls = 0
         self.fail_at: frozenset[int] = frozenset()
