@@ -44,9 +44,10 @@ def generator(task: Task, **extra: Any) -> Generate:
 def load(folder: Path, dtype: Any, device: str) -> Any:
     """Return transformers' own model of a folder, on its device, ready to run."""
     from transformers import AutoModelForCausalLM
-    from transformers.utils.logging import disable_progress_bar
+    from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
     disable_progress_bar()  # one bar at a time
+    set_verbosity_error()  # its assisted mode warns of its own calls
     try:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
     except OSError as e:
