@@ -69,7 +69,7 @@ EFFECTS: dict[str, tuple[list[str], list[str], Callable[[dict[str, Any]], Any]]]
     "--logprobs": ([], ["--logprobs", "1"], key("logprobs")),
     "--prompt-file": ([], ["--prompt-file", "TEXT"], tokens),
     "--messages": ([], ["--messages", "MESSAGES"], tokens),
-    "--chat": ([], ["--chat"], tokens),
+    "--raw": ([], ["--raw"], tokens),
     "--compare": ([], ["--compare"], key("compare")),
 }
 ELSEWHERE = {
@@ -191,7 +191,7 @@ def test_case_37_parser_knows_no_abbreviations():
 
 
 def test_case_37_files_are_read_as_given(folders, capsys):
-    by_file, _ = run(capsys, folders, ["--prompt-file", "TEXT"])
+    by_file, _ = run(capsys, folders, ["--raw", "--prompt-file", "TEXT"])
     assert by_file["completions"][1]["usage"]["prompt_tokens"] == len(
         LLM(folders["TINY"]).encode(Path(folders["TEXT"]).read_text())
     )

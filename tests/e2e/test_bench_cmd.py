@@ -191,7 +191,7 @@ def test_what_does_not_fit_says_so_before_anything_is_measured(bench, tmp_path: 
     assert found.status == 3
     assert "does not fit a context of 128" in found.err
     found = bench("--report", str(tmp_path / "nowhere" / "x.html"))
-    assert found.status == 3
+    assert found.status == 2
     assert "folder does not exist" in found.err
 
 

@@ -85,7 +85,7 @@ def test_unknown_model(cli):
 def test_empty_prompt_and_no_prompt(generate):
     one_line(generate(""), 2, "prompt is empty")
     one_line(generate(), 2, "no prompt")
-    one_line(generate("--chat"), 2, "--chat")
+    one_line(generate("--raw"), 2, "--raw")
 
 
 def test_messages_that_are_none(generate, tmp_path):

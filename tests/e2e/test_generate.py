@@ -56,7 +56,19 @@ def test_greedy_text_is_plain_text_whatever_drafts_and_verifies(generate, tiny, 
 
 @pytest.mark.parametrize("spec", ["lookup", "self"])
 def test_coupled_gives_the_same_text_for_the_same_seed_with_any_drafter(generate, tiny, spec):
-    common = [PROMPT, "--json", "--max-tokens", "20", "--temperature", "1", "--seed", "7", "--verify", "coupled"]
+    common = [
+        PROMPT,
+        "--raw",
+        "--json",
+        "--max-tokens",
+        "20",
+        "--temperature",
+        "1",
+        "--seed",
+        "7",
+        "--verify",
+        "coupled",
+    ]
     spec = str(tiny) if spec == "self" else spec
     plain, drafted = generate(*common, "--drafter", "none").json, generate(*common, "--drafter", spec).json
     assert drafted["token_ids"] == plain["token_ids"]
@@ -105,9 +117,9 @@ def test_stdin_and_messages_and_chat(generate, tmp_path, monkeypatch):
     file = tmp_path / "m.json"
     file.write_text(json.dumps([{"role": "user", "content": PROMPT}]))
     by_file = generate("--messages", str(file), "--json", "--max-tokens", "4").json
-    by_flag = generate(PROMPT, "--chat", "--json", "--max-tokens", "4").json
-    raw = generate(PROMPT, "--json", "--max-tokens", "4").json
-    assert by_file["token_ids"] == by_flag["token_ids"]
+    by_default = generate(PROMPT, "--json", "--max-tokens", "4").json
+    raw = generate(PROMPT, "--raw", "--json", "--max-tokens", "4").json
+    assert by_file["token_ids"] == by_default["token_ids"]
     assert by_file["usage"]["prompt_tokens"] == raw["usage"]["prompt_tokens"] + 3
 
 

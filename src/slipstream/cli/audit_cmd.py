@@ -8,11 +8,11 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slipstream.cli import options
-from slipstream.types import RequestError, SamplingParams, WorkError
+from slipstream.measure.report_file import check_writable, write_whole
+from slipstream.types import RequestError, SamplingParams
 
 if TYPE_CHECKING:
     from slipstream.measure.audit import Audit
@@ -51,8 +51,8 @@ def run(args: argparse.Namespace) -> int:
     if tokens < LEAST_TOKENS:
         raise RequestError(f"--tokens {tokens} is too few to test anything; give at least {LEAST_TOKENS}")
     for name in (args.output, args.report):
-        if name and not Path(name).expanduser().resolve().parent.is_dir():
-            raise RequestError(f"file {name!r} cannot be written: its folder does not exist")
+        if name:
+            check_writable(name)
     llm = open_llm(args)
     say_notes(llm)
     audit = _audit(llm, params, tokens, args.quick)
@@ -79,19 +79,9 @@ def _write(audit: Audit, args: argparse.Namespace) -> None:
 
     certificate = json.dumps(audit.as_dict(), ensure_ascii=False)
     if args.output:
-        _save(args.output, certificate + "\n")
+        write_whole(args.output, certificate + "\n")
     if args.report:
         from slipstream.measure.audit.html import html
 
-        _save(args.report, html(audit))
+        write_whole(args.report, html(audit))
     print(certificate if args.json else "\n".join(text(audit)))
-
-
-def _save(name: str, content: str) -> None:
-    path = Path(name).expanduser()
-    temporary = path.with_name(path.name + ".part")
-    try:
-        temporary.write_text(content, encoding="utf-8")
-        temporary.replace(path)
-    except OSError as e:
-        raise WorkError(f"file {name!r} cannot be written: {e.strerror}") from e

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from slipstream.cli import options
 from slipstream.cli.options import say
-from slipstream.types import WorkError
+from slipstream.measure.report_file import check_writable, write_whole
 
 if TYPE_CHECKING:
     from slipstream.measure.bench_grid import Bench
@@ -63,8 +63,8 @@ def run(args: argparse.Namespace) -> int:
     """Run the command and return its exit status."""
     plan = plan_of(args)
     for path in (args.report, args.output):
-        if path is not None and not path.expanduser().resolve().parent.is_dir():
-            raise WorkError(f"cannot write {path}: its folder does not exist")
+        if path is not None:
+            check_writable(path)
     from slipstream.measure import bench_page, bench_text
     from slipstream.measure.bench_grid import Bench
     from slipstream.measure.bench_summary import summarise
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     _measure(bench)
     found = summarise(bench)
     if args.report:
-        _write(args.report, bench_page.build(found))
+        write_whole(args.report, bench_page.build(found))
     print(json.dumps(found.as_dict(), ensure_ascii=False) if args.json else bench_text.show(found))
     return 0 if found.holds else 1
 
@@ -131,13 +131,3 @@ def _measure(bench: Bench) -> None:
         if bench.path is not None:
             say(f"slipstream: what was measured is in {bench.path}; the same command goes on from there")
         raise
-
-
-def _write(path: Path, text: str) -> None:
-    """Write under a temporary name, then rename: a stopped run leaves no half page."""
-    draft = path.with_name(path.name + ".part")
-    try:
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(path)
-    except OSError as e:
-        raise WorkError(f"cannot write {path}: {e.strerror}; give a file in an existing folder") from e

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from slipstream.cli import options
 from slipstream.cli.options import say
-from slipstream.cli.prompts import add_prompt_options, read_prompts
+from slipstream.cli.prompts import add_prompt_options, for_model, read_prompts
 from slipstream.types import RequestError, SamplingParams
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ def _generate(args: argparse.Namespace, prompt: Any, params: SamplingParams) -> 
     from slipstream.measure.explain import explain
 
     llm = LLM(**(options.llm_options(args) | {"max_rows": 1}))
+    [prompt] = for_model([prompt], llm.tokenizer.has_chat_template)
     llm.check([prompt], params)
     say_notes(llm)
     with tqdm(desc="rounds", unit="round", file=sys.stderr, disable=not sys.stderr.isatty(), leave=False) as bar:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from slipstream.cli import options
 from slipstream.cli.options import say
-from slipstream.cli.prompts import add_prompt_options, read_prompts
+from slipstream.cli.prompts import add_prompt_options, for_model, read_prompts
 from slipstream.types import SamplingParams, WorkError
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ def run(args: argparse.Namespace) -> int:
     prompts = read_prompts(args)
     params = SamplingParams(**options.sampling_options(args))
     llm = open_llm(args)
+    prompts = for_model(prompts, llm.tokenizer.has_chat_template)
     llm.check(prompts, params)
     say_notes(llm)
     if args.trace:

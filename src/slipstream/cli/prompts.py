@@ -11,13 +11,17 @@ from typing import Any
 from slipstream.types import RequestError
 
 
+class UserText(str):
+    """A prompt that a person typed, not yet wrapped in a chat template."""
+
+
 def add_prompt_options(parser: argparse.ArgumentParser) -> None:
     """Declare the ways to give a prompt."""
     group = parser.add_argument_group("prompt")
     group.add_argument("prompt", nargs="?", help="the text to complete; - reads stdin")
     group.add_argument("--prompt-file", action="append", metavar="FILE", help="read a prompt from a file (repeatable)")
     group.add_argument("--messages", metavar="FILE", help="chat messages, a JSON list of {role, content}")
-    group.add_argument("--chat", action="store_true", help="give each prompt as a user's message (chat template)")
+    group.add_argument("--raw", action="store_true", help="take prompts as they are, not as a user's message")
 
 
 def read_prompts(args: argparse.Namespace) -> list[Any]:
@@ -26,14 +30,21 @@ def read_prompts(args: argparse.Namespace) -> list[Any]:
     if args.prompt is not None:
         texts.append(_stdin() if args.prompt == "-" else args.prompt)
     texts += [_read(name) for name in args.prompt_file or []]
-    if args.chat and not texts:
-        raise RequestError("--chat needs a prompt to wrap: give PROMPT, --prompt-file or - for stdin")
-    prompts: list[Any] = [[{"role": "user", "content": text}] if args.chat else text for text in texts]
+    if args.raw and not texts:
+        raise RequestError("--raw needs a prompt to take as it is: give PROMPT, --prompt-file or - for stdin")
+    if "" in texts:
+        raise RequestError("the prompt is empty: at least one token is needed to start from")
+    prompts: list[Any] = [text if args.raw else UserText(text) for text in texts]
     if args.messages is not None:
         prompts.append(_messages(args.messages))
     if not prompts:
         raise RequestError("no prompt given: give PROMPT, --prompt-file, --messages, or - for stdin")
     return prompts
+
+
+def for_model(prompts: list[Any], templated: bool) -> list[Any]:
+    """Wrap a person's texts in the model's chat template, if it has one: a model trained to answer expects it."""
+    return [[{"role": "user", "content": str(p)}] if templated and isinstance(p, UserText) else p for p in prompts]
 
 
 def _read(name: str) -> str:
