@@ -68,24 +68,24 @@ class Notary:
         return measured_tau(self._llm.engine.target, prompt, output, self._llm.draft_tokens + 1)
 
     def _float32(self) -> Target:
-        import torch
-
-        from slipstream import build
-        from slipstream.config import TargetConfig
-
-        opened = self._llm.opened
-        if opened.dtype == torch.float32:
-            return opened.target
         if self._reference is None:
-            config = TargetConfig(
-                model=str(opened.folder),
-                kind=opened.kind,
-                dtype="float32",
-                device=opened.device,
-                max_len=self._llm.max_model_len,
-            )
-            self._reference = build.open_target(config, rows=1).target
+            self._reference = float32_target(self._llm)
         return self._reference
+
+
+def float32_target(llm: LLM) -> Target:
+    """Return the target of an LLM, or, if that is of lower precision, the same weights opened in float32."""
+    import torch
+
+    from slipstream import build
+    from slipstream.config import TargetConfig
+
+    opened = llm.opened
+    if opened.dtype == torch.float32:
+        return opened.target
+    folder, length = str(opened.folder), llm.max_model_len
+    config = TargetConfig(model=folder, kind=opened.kind, dtype="float32", device=opened.device, max_len=length)
+    return build.open_target(config, rows=1).target
 
 
 def statement(agreements: list[Agreement]) -> str:

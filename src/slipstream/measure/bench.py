@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from slipstream.config import DEFAULT_MODEL, DTYPES, whole
 from slipstream.measure import bench_hf, bench_overhead, bench_speed
+from slipstream.measure.entry import guarded
 from slipstream.measure.workloads import KINDS, load_prompts
-from slipstream.types import RequestError, SamplingParams, WorkError
+from slipstream.types import SamplingParams, WorkError
 
 if TYPE_CHECKING:
     from slipstream.llm import LLM
@@ -37,17 +38,7 @@ class Outcome:
 def main(argv: list[str] | None = None) -> int:
     """Run the benchmark; return the exit status."""
     args = parser().parse_args(argv)
-    try:
-        return _run(args)
-    except RequestError as e:
-        print(f"error: {e}", file=sys.stderr)
-        return 2
-    except WorkError as e:
-        print(f"error: {e}", file=sys.stderr)
-        return 3
-    except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
-        return 130
+    return guarded(lambda: _run(args))
 
 
 def parser() -> argparse.ArgumentParser:

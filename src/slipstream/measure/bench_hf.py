@@ -10,9 +10,10 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from slipstream.measure.peers.hf import load
 from slipstream.measure.report import Ratio, Times, rate, speedup, table
 from slipstream.measure.timing import Runner, Timing, in_turn, llm_runner, warm_up
-from slipstream.types import SamplingParams, WorkError
+from slipstream.types import SamplingParams
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,16 +51,8 @@ def against_transformers(
 def transformers_runner(llm: LLM, max_tokens: int) -> Runner:
     """Return a runner that decodes greedily with transformers' own model and loop, exactly `max_tokens` tokens."""
     import torch
-    from transformers import AutoModelForCausalLM
-    from transformers.utils.logging import disable_progress_bar
 
-    disable_progress_bar()  # one bar at a time
-    try:
-        model = AutoModelForCausalLM.from_pretrained(llm.opened.folder, dtype=llm.opened.dtype)
-    except OSError as e:
-        raise WorkError(f"transformers cannot load {llm.opened.folder}: {e}") from e
-    model.to(device=llm.opened.device)  # type: ignore[call-arg]
-    model.eval()
+    model = load(llm.opened.folder, llm.opened.dtype, llm.opened.device)
     model.generation_config.eos_token_id = None
 
     def run(ids: list[int]) -> Timing:

@@ -13,9 +13,8 @@ import time
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from slipstream import build
-from slipstream.config import TargetConfig
 from slipstream.llm import LLM, Completion
+from slipstream.measure.agreement import float32_target
 from slipstream.measure.certify import TAU_FLOAT32, Certificate, certify, cut_short, measured_tau
 from slipstream.measure.certify_draws import certify_draws
 from slipstream.measure.record import record
@@ -163,18 +162,10 @@ def _certificate(
         for prompt, found in pairs:
             certify_draws(target, prompt, found, params, certificate, chunk=1, eos_ids=tuple(llm.tokenizer.eos_ids))
         return certificate
-    reference = target if exact else _float32(llm)
+    reference = float32_target(llm)
     for prompt, found in pairs:
         certify(reference, prompt, found.token_ids, certificate, None if exact else target)
     return certificate
-
-
-def _float32(llm: LLM) -> Any:
-    opened = llm.opened
-    config = TargetConfig(
-        model=opened.name, kind=opened.kind, dtype="float32", device=opened.device, max_len=llm.max_model_len
-    )
-    return build.open_target(config, rows=1).target
 
 
 def _first_difference(plain: list[Completion], drafted: list[Completion]) -> dict[str, Any] | None:

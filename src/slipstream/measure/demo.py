@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, TextIO
 from slipstream.config import DEFAULT_MODEL
 from slipstream.measure.agreement import statement
 from slipstream.measure.bench_speed import PromptResult, SpeedResult, speed
+from slipstream.measure.entry import guarded
 from slipstream.measure.report import rate, table
 from slipstream.measure.workloads import load_prompts
-from slipstream.types import RequestError, SamplingParams, WorkError
+from slipstream.types import SamplingParams
 
 if TYPE_CHECKING:
     from slipstream.llm import LLM
@@ -89,17 +90,7 @@ class Page:
 
 def main() -> int:
     """Run the demo; return the exit status."""
-    try:
-        return run(sys.stdout)
-    except RequestError as e:
-        print(f"error: {e}", file=sys.stderr)
-        return 2
-    except WorkError as e:
-        print(f"error: {e}", file=sys.stderr)
-        return 3
-    except KeyboardInterrupt:
-        print("\033[0m\nstopped" if sys.stdout.isatty() else "\nstopped", file=sys.stderr)
-        return 130
+    return guarded(lambda: run(sys.stdout), "\033[0m\nstopped" if sys.stdout.isatty() else "\nstopped")
 
 
 def run(out: TextIO) -> int:

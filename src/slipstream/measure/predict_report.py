@@ -7,7 +7,6 @@ from collections.abc import Sequence as Seq
 from slipstream.measure.page import Bar, bars, esc, lines, page, section
 from slipstream.measure.page import table as html_table
 from slipstream.measure.predict import Point, Prediction
-from slipstream.measure.report import table
 
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 WIDTH = 40
@@ -53,11 +52,6 @@ def plot(found: Prediction, mark: str = "best") -> str:
         tail += "  <- plain decoding" if p.draft_tokens == 0 else ""
         rows.append(f"{p.draft_tokens:>5}  {_bar(p.speedup / top):<{WIDTH}} {p.speedup:5.2f}x{note}{tail}")
     return "\n".join(["draft  speed-up", *rows])
-
-
-def curve_table(found: Prediction) -> str:
-    """Return the curve as a table."""
-    return table(*_cells(_thinned(found)))
 
 
 def report(found: Prediction, title: str, lead: str, given: Seq[tuple[str, str]]) -> str:
