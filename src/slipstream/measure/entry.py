@@ -9,7 +9,7 @@ from slipstream.types import RequestError, WorkError
 
 
 def guarded(run: Callable[[], int], stopped: str = "stopped") -> int:
-    """Return what `run` returns; 2 for a wrong request, 3 for unfinished work, 130 when interrupted (says `stopped`)."""
+    """Return what `run` returns; 2: wrong request, 3: unfinished work, 130: interrupted, and then say `stopped`."""
     try:
         return run()
     except RequestError as e:
