@@ -28,11 +28,7 @@ class Reduced:
     def spread(self, logits: Tensor) -> Tensor:
         """Rows [R, Vd] -> [R, V]."""
         if self.to is None:
-            width = logits.shape[-1]
-            short = self.vocab - width
-            return (
-                logits[:, : self.vocab] if short <= 0 else torch.nn.functional.pad(logits, (0, short), value=-torch.inf)
-            )
+            return fit_vocab(logits, self.vocab, logits=True)
         to = self.to
         if self._kept is not None:
             to, logits = to[self._kept], logits[:, self._kept]
