@@ -127,15 +127,15 @@ class DraftLayers:
         shape = CacheShape(body.layers, max_rows, body.kv_heads, body.head_dim, max_len, scratch)
         self.cache = KVCache(shape, cast.dtype, cast.device)
 
-    def plan(self, segments: Seq[Segment]) -> Plan:
-        """Work out rotations and masks once, for all layers."""
+    def plan(self, segments: Seq[Segment], *, sights: bool = True) -> Plan:
+        """Work out rotations and masks once, for all layers; `sights` False: for writing only, no masks."""
         shape = self.cache.shape
         for s in segments:
             if not 0 <= s.slot < shape.rows or s.at + s.rows > shape.max_len + shape.scratch:
                 raise RequestError(f"slot {s.slot}: places {s.at}..{s.at + s.rows} are outside the drafter's cache")
         positions = [p + self.offset for s in segments for p in s.positions]
         cos, sin = self.rope.rows(torch.tensor(positions, device=self.device), max(positions))
-        windows = set(self.body.windows)
+        windows = set(self.body.windows) if sights else ()
         return Plan(segments, cos, sin, {w: [self._sight(s, w) for s in segments] for w in windows})
 
     def attention(self, index: int, x: Tensor, plan: Plan) -> Tensor:

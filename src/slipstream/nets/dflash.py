@@ -1,0 +1,156 @@
+"""The block drafter's network: DFlash, and the body DSpark stands on.
+
+In: target features as context, an anchor token for each slot. Out: the states of a whole block of slots from one pass.
+The block is the anchor followed by mask tokens; every layer's keys and values are those of the context, which is one
+tensor for all layers and does not pass a layer's input norm, followed by the block's own. Context is committed, the
+block never is: it lives in the scratch behind it. What a slot predicts and what is drawn from it is not decided here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+
+import torch
+from torch import Tensor
+
+from slipstream.nets.draft_config import Block, Body, DraftConfig, Tables
+from slipstream.nets.draft_layers import Cast, DraftLayers, Plan, Segment
+from slipstream.nets.layers import Map, rms_norm
+from slipstream.types import RequestError
+
+_Kind = tuple[int | None, bool]  # window, causal inside the block
+
+
+class DFlashNet:
+    """One slot for each row: `context` writes what is behind the anchor, `block` denoises what follows it."""
+
+    def __init__(
+        self,
+        config: DraftConfig,
+        tensors: Mapping[str, Tensor],
+        tables: Tables,
+        *,
+        max_rows: int,
+        max_len: int,
+        max_nodes: int,
+    ) -> None:
+        self.config, self.tables = config, tables
+        self.body, self.shape = _checked(config, tables)
+        cast = Cast(tensors, tables.dtype, tables.device)
+        scratch = max(max_nodes, self.shape.size)
+        self.layers = DraftLayers(self.body, cast, max_rows=max_rows, max_len=max_len, scratch=scratch)
+        self.fc: Map = cast.map("fc")
+        self.tap_norms = [cast.get(f"fc_norm.{i}.weight") for i in range(len(config.features.taps))]
+        self.input_norm, self.hidden_norm = cast.get("input_norm.weight"), cast("hidden_norm.weight")
+        self.norm = cast("norm.weight")
+        self.embeds = cast("embed.weight") if config.vocab.own_embed else None
+        self.head = cast.map("head", last=True) if config.vocab.own_head else None
+        self.rows_of_head = _head_rows(config, tensors, tables)
+        self._attn_in = [cast(f"layers.{i}.input_layernorm.weight") for i in range(self.body.layers)]
+        self._kinds = list(zip(self.body.windows, self.shape.causal, strict=True))
+
+    def fuse(self, taps: Mapping[int, Tensor]) -> Tensor:
+        """Make one context row of the features of each token: {tap: [R, Ht]} -> [R, H]."""
+        eps, kind = self.body.eps, self.tables
+        parts = [taps[tap].to(kind.device, kind.dtype) for tap in self.config.features.taps]
+        parts = [x if w is None else rms_norm(x, w, eps) for x, w in zip(parts, self.tap_norms, strict=True)]
+        x = torch.cat(parts, dim=-1)
+        if self.input_norm is not None:
+            x = rms_norm(x, self.input_norm, eps)
+        return rms_norm(self.fc(x), self.hidden_norm, eps)
+
+    @torch.no_grad()
+    def context(self, taps: Mapping[int, Tensor], segments: Seq[Segment]) -> None:
+        """Commit the features {tap: [R, Ht]} of the segments' tokens: R rows, segment after segment."""
+        plan = self.layers.plan(segments, sights=False)
+        x = self.fuse(taps)
+        for index in range(self.body.layers):
+            self.layers.write(index, x, plan)
+        for s in segments:
+            self.layers.keep(s.slot, s.at + s.rows)
+
+    @torch.no_grad()
+    def block(self, anchors: Tensor, slots: Seq[int], size: int | None = None) -> Tensor:
+        """Denoise the block behind each slot's context: anchors [B] -> states after the final norm [B, S, H].
+
+        S is `size`, by default the whole block: a slot that sees later ones answers differently when they are missing.
+        Commits nothing.
+        """
+        size = self.shape.size if size is None else size
+        if not 1 <= size <= self.shape.size:
+            raise RequestError(f"a block of {size} slots; this drafter was trained on 1 to {self.shape.size}")
+        tokens = torch.full((len(slots), size), self.shape.mask_token, device=self.tables.device)
+        tokens[:, 0] = anchors.to(self.tables.device)
+        h = self.embed(tokens.flatten())
+        plans = {kind: self._plan(slots, size, kind) for kind in set(self._kinds)}
+        for index, kind in enumerate(self._kinds):
+            x = rms_norm(h, self._attn_in[index], self.body.eps)
+            h = h + self.layers.attention(index, x, plans[kind])
+            h = h + self.layers.mlp(index, h)
+        return rms_norm(h, self.norm, self.body.eps).view(len(slots), size, -1)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Ids [R] -> [R, H], from the drafter's own table or the target's."""
+        return self.tables.embed(tokens) if self.embeds is None else self.embeds[tokens]
+
+    @torch.no_grad()
+    def logits(self, states: Tensor) -> Tensor:
+        """States after the final norm [R, H] -> logits [R, Vd]."""
+        if self.head is not None:
+            return self.head(states)
+        logits = self.tables.head(states)
+        return logits if self.rows_of_head is None else logits[:, self.rows_of_head]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weights, the target's tables not counted."""
+        own = (self.hidden_norm, self.norm, self.input_norm, self.embeds, self.head, *self.tap_norms)
+        return self.layers.nbytes + self.fc.nbytes + sum(part.nbytes for part in own if part is not None)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes one token of one row takes in the cache."""
+        return self.layers.row_bytes
+
+    def _plan(self, slots: Seq[int], size: int, kind: _Kind) -> Plan:
+        seen = _inside(size, kind)
+        starts = [self.layers.length(slot) for slot in slots]
+        return self.layers.plan(
+            [
+                Segment(slot, start, range(start, start + size), base=start, seen=seen)
+                for slot, start in zip(slots, starts, strict=True)
+            ]
+        )
+
+
+def _inside(size: int, kind: _Kind) -> Tensor:
+    """Which slots of its own block each slot sees: bool [S, S]; a window that is not causal reaches both ways."""
+    window, causal = kind
+    at = torch.arange(size)
+    ahead = at[None] - at[:, None]
+    if causal:
+        return ahead <= 0
+    return torch.ones(size, size, dtype=torch.bool) if window is None else ahead < window
+
+
+def _checked(config: DraftConfig, tables: Tables) -> tuple[Body, Block]:
+    body, block = config.body, config.block
+    if body is None or block is None:
+        raise RequestError(f"a {config.algorithm} drafter without layers or without a block cannot be a block drafter")
+    if body.hidden != tables.hidden and not (config.vocab.own_embed and config.vocab.own_head):
+        raise RequestError(
+            f"the drafter's width {body.hidden} is not the target's, {tables.hidden}, and it has no embedding and head "
+            f"of its own; use the target it was made for"
+        )
+    if not config.vocab.own_embed and block.mask_token >= tables.rows:
+        raise RequestError(f"mask token {block.mask_token} has no row in the target's embedding of {tables.rows}")
+    return body, block
+
+
+def _head_rows(config: DraftConfig, tensors: Mapping[str, Tensor], tables: Tables) -> Tensor | None:
+    """Rows of the target's head that a reduced vocabulary without a head of its own uses."""
+    if config.vocab.own_head or not config.vocab.reduced or "vocab_map" not in tensors:
+        return None
+    # ids the target has no logits for stand in the last row: they are never proposed
+    return tensors["vocab_map"].to(tables.device).clamp(max=tables.vocab - 1)
