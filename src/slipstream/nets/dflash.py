@@ -36,7 +36,7 @@ class DFlashNet:
         max_nodes: int,
     ) -> None:
         self.config, self.tables = config, tables
-        self.body, self.shape = _checked(config, tables)
+        self.body, self.shape = _checked(config, tensors, tables)
         cast = Cast(tensors, tables.dtype, tables.device)
         scratch = max(max_nodes, self.shape.size)
         self.layers = DraftLayers(self.body, cast, max_rows=max_rows, max_len=max_len, scratch=scratch)
@@ -46,7 +46,8 @@ class DFlashNet:
         self.norm = cast("norm.weight")
         self.embeds = cast("embed.weight") if config.vocab.own_embed else None
         self.head = cast.map("head", last=True) if config.vocab.own_head else None
-        self.rows_of_head = _head_rows(config, tensors, tables)
+        self.vocab_map = tensors.get("vocab_map")  # [Vd] target ids, None: ids are the target's
+        self.rows_of_head = _head_rows(config, self.vocab_map, tables)
         self._attn_in = [cast(f"layers.{i}.input_layernorm.weight") for i in range(self.body.layers)]
         self._kinds = list(zip(self.body.windows, self.shape.causal, strict=True))
 
@@ -134,23 +135,26 @@ def _inside(size: int, kind: _Kind) -> Tensor:
     return torch.ones(size, size, dtype=torch.bool) if window is None else ahead < window
 
 
-def _checked(config: DraftConfig, tables: Tables) -> tuple[Body, Block]:
+def _checked(config: DraftConfig, tensors: Mapping[str, Tensor], tables: Tables) -> tuple[Body, Block]:
     body, block = config.body, config.block
     if body is None or block is None:
         raise RequestError(f"a {config.algorithm} drafter without layers or without a block cannot be a block drafter")
-    if body.hidden != tables.hidden and not (config.vocab.own_embed and config.vocab.own_head):
+    own = config.vocab.own_embed
+    if body.hidden != tables.hidden and not (own and config.vocab.own_head):
         raise RequestError(
             f"the drafter's width {body.hidden} is not the target's, {tables.hidden}, and it has no embedding and head "
             f"of its own; use the target it was made for"
         )
-    if not config.vocab.own_embed and block.mask_token >= tables.rows:
-        raise RequestError(f"mask token {block.mask_token} has no row in the target's embedding of {tables.rows}")
+    ids = tensors["embed.weight"].shape[0] if own else tables.rows
+    for what, token in (("mask token", block.mask_token), ("the target's token", tables.vocab - 1)):
+        if not 0 <= token < ids:
+            raise RequestError(f"{what} {token} has no row in the embedding of {ids} rows that the drafter reads")
     return body, block
 
 
-def _head_rows(config: DraftConfig, tensors: Mapping[str, Tensor], tables: Tables) -> Tensor | None:
+def _head_rows(config: DraftConfig, vocab_map: Tensor | None, tables: Tables) -> Tensor | None:
     """Rows of the target's head that a reduced vocabulary without a head of its own uses."""
-    if config.vocab.own_head or not config.vocab.reduced or "vocab_map" not in tensors:
+    if config.vocab.own_head or vocab_map is None:
         return None
     # ids the target has no logits for stand in the last row: they are never proposed
-    return tensors["vocab_map"].to(tables.device).clamp(max=tables.vocab - 1)
+    return vocab_map.to(tables.device).clamp(max=tables.vocab - 1)
