@@ -1,0 +1,68 @@
+"""Draft with an EAGLE-type network, as a chain or as a dynamic tree (2401.15077, 2406.16858, 2503.01840).
+
+In: committed tokens with the target's features there. Out: a draft whose first token is read from the last fed row and
+whose later ones come from the network's own states. Rows are fed when the target has seen their token, so `propose`
+writes scratch only. Which features, which vocabulary and what a state is are the network's business.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from slipstream.drafters.drawing import Drawing
+from slipstream.drafters.feature_rows import FeatureDrafter, FeatureNet
+from slipstream.types import Draft, RequestError, Rngs, Sequence
+
+
+@dataclass(frozen=True, kw_only=True)
+class EagleOptions:
+    """`shape` chain: as deep as the budget. tree: `depth` levels at most, `top_k` nodes expanded in each."""
+
+    shape: Literal["chain", "tree"] = "chain"
+    depth: int = 6
+    top_k: int = 8
+
+    def __post_init__(self) -> None:
+        if self.shape not in ("chain", "tree"):
+            raise RequestError(f"shape={self.shape!r} must be 'chain' or 'tree'")
+        for name, value in (("depth", self.depth), ("top_k", self.top_k)):
+            if value < 1:
+                raise RequestError(f"{name}={value!r} must be at least 1")
+
+
+class Eagle(FeatureDrafter):
+    """Drafts from the target's features; see `FeatureDrafter`."""
+
+    name = "eagle"
+
+    def __init__(
+        self,
+        net: FeatureNet,
+        *,
+        vocab: int,
+        max_rows: int,
+        device: torch.device | str = "cpu",
+        options: EagleOptions | None = None,
+    ) -> None:
+        self.options = options or EagleOptions()
+        super().__init__(net, vocab=vocab, max_rows=max_rows, device=device, tree=self.options.shape == "tree")
+
+    def propose(self, rows: list[Sequence], budget: list[int], rngs: Rngs) -> Draft:
+        """Draft at most `budget[b]` tokens for each row."""
+        ready = self._rows.begin(rows)
+        limits = [n if ok else 0 for n, ok in zip(budget, ready, strict=True)]
+        return self._chain(rows, [min(n, self._net.max_nodes + 1) for n in limits], rngs)
+
+    def _chain(self, rows: list[Sequence], limits: list[int], rngs: Rngs) -> Draft:
+        work = Drawing(rows, limits, rngs, vocab=self.vocab, device=self.device)
+        states, depth = self._rows.states(work.live) if work.live else torch.empty(0), 0
+        while work.live:
+            depth += 1
+            going = work.draw(self._logits(states), depth)
+            self._dropped.add(len(work.broken))
+            if work.live:
+                states = self._rows.step(work.live, work.last(), states[going], depth)
+        return work.draft()
