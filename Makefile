@@ -3,22 +3,36 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+PEERS  := .venv-speculators
+PURE   := -c "import sysconfig; print(sysconfig.get_path('purelib'))"
 MODEL  := smollm2-135m-instruct
 # threads that spin while they wait make a busy machine several times slower
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: demo test test-slow test-big test-gpu check fix bench docs clean
+.PHONY: demo speculators test test-slow test-big test-gpu check fix bench docs clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
+# The package of another project that the drafters are compared with has pins of its own: it lives in a second
+# environment that borrows torch from the first. Without it those tests skip themselves; CI installs it.
+$(PEERS)/.installed: $(STAMP) constraints-speculators.txt
+	rm -rf $(PEERS)
+	$(BIN)/python -m venv $(PEERS)
+	$(BIN)/python $(PURE) > "$$($(PEERS)/bin/python $(PURE))/shared.pth"
+	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement constraints-speculators.txt
+	touch $@
+
+speculators: $(PEERS)/.installed
+
 demo: $(STAMP)
 	$(BIN)/slipstream models pull $(MODEL)
 	$(BIN)/python -m slipstream.measure.demo
 
 test: $(STAMP)
+	-@$(MAKE) --no-print-directory speculators
 	$(BIN)/slipstream models pull $(MODEL)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not big and not gpu"
 
@@ -53,4 +67,4 @@ docs: $(STAMP)
 	$(BIN)/python -m slipstream.cli.docs
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
