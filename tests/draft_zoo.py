@@ -48,8 +48,12 @@ def body(layers: int = 1, **changes: Any) -> Body:
     return Body(**settings)
 
 
-def tiny(algorithm: str, *, vocab: int = VOCAB, seed: int = 0, scale: float = 0.4, **changes: Any) -> DraftCheckpoint:
-    """A random checkpoint. `changes` replace fields of the `DraftConfig`."""
+def tiny(
+    algorithm: str, *, vocab: int | Vocab = VOCAB, seed: int = 0, scale: float = 0.4, **changes: Any
+) -> DraftCheckpoint:
+    """A random checkpoint. `changes` replace fields of the `DraftConfig`; `vocab`: the target's size or the record."""
+    if isinstance(vocab, Vocab):
+        changes["vocab"], vocab = vocab, vocab.target
     config = dataclasses.replace(_config(algorithm, vocab), **changes)
     g = torch.Generator().manual_seed(seed)
 
