@@ -48,9 +48,12 @@ class ContextRows:
         joined = {tap: torch.cat([felt[tap] for _, felt in fed]) for tap in needed}  # [R, Ht]
         self.net.context(joined, [segment for segment, _ in fed])
 
-    def limits(self, rows: list[Sequence], budget: list[int]) -> list[int]:
-        """Return how many tokens to draft for each row: none where the context does not end just before the root."""
-        most = self.net.shape.drafts
+    def limits(self, rows: list[Sequence], budget: list[int], most: int | None = None) -> list[int]:
+        """Return how many tokens to draft for each row, at most `most`, by default as many as a block drafts.
+
+        None where the context does not end just before the root.
+        """
+        most = self.net.shape.drafts if most is None else most
         return [min(n, most) if n > 0 and self._ready(row) else 0 for row, n in zip(rows, budget, strict=True)]
 
     def block(self, rows: list[Sequence], depth: int) -> Tensor:

@@ -1,8 +1,9 @@
 """Draft a whole block from one pass over the target's features (DFlash, Chen et al. 2602.06036).
 
-In: committed tokens and the target's hidden states. Out: one chain per row. The block's slots answer at once and do
-not see each other's tokens: q of a chain is the product of its slots' laws, each under the row's own sampling
-parameters, with the tokens drafted before it where a penalty needs them. Loads nothing, verifies nothing.
+In: committed tokens and the target's hidden states. Out: one chain per row, or one tree. The block's slots answer at
+once and do not see each other's tokens: q of a chain is the product of its slots' laws, each under the row's own
+sampling parameters, with the tokens drafted before it where a penalty needs them; a tree holds the likeliest paths
+through the slots and is FIXED. Loads nothing, verifies nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from torch import Tensor
 
 from slipstream.drafters.context_rows import ContextRows
 from slipstream.drafters.drawing import Drawing, Dropped
+from slipstream.drafters.marginals import broken, marginal_tree
 from slipstream.drafters.reduced import Reduced
+from slipstream.drafters.trees import Seconds
 from slipstream.nets.dflash import DFlashNet
 from slipstream.types import Draft, Needs, RequestError, Rngs, Sequence
 
@@ -25,7 +28,7 @@ _MOST_LOGITS = 1 << 26  # numbers computed at once: bounds the memory of many ro
 
 @dataclass(frozen=True, kw_only=True)
 class DFlashOptions:
-    """`shape`: draft a chain, or a tree of the likeliest paths through the block."""
+    """`shape`: draft a chain, or the tree of the likeliest paths through the block (DDTree, 2604.12989)."""
 
     shape: Literal["chain", "tree"] = "chain"
 
@@ -37,7 +40,8 @@ class DFlashOptions:
 class DFlash:
     """Drafts with a block network. `dropped` counts drafts cut short because the logits were not finite.
 
-    `vocab` is the target's number of token ids, `device` where the target wants its draft.
+    `vocab` is the target's number of token ids, `device` where the target wants its draft. `seconds(n)` is the time of
+    a round whose target pass reads n tokens: with it, a tree is cut to the size that pays (CaDDTree, 2606.01813).
     """
 
     name = "dflash"
@@ -50,12 +54,14 @@ class DFlash:
         max_rows: int,
         device: torch.device | str = "cpu",
         options: DFlashOptions | None = None,
+        seconds: Seconds | None = None,
     ) -> None:
         self.options = options or DFlashOptions()
         self.needs = Needs(taps=net.config.features.taps, tree=self.options.shape == "tree")
         self.net, self.vocab, self.device = net, vocab, torch.device(device)
         self.reduced = Reduced(net.vocab_map, vocab, net.tables.device)
         self.context = ContextRows(net, max_rows)
+        self.seconds = seconds
         self._dropped = Dropped("dflash drafter")
 
     @property
@@ -64,7 +70,9 @@ class DFlash:
         return self._dropped.count
 
     def propose(self, rows: list[Sequence], budget: list[int], rngs: Rngs) -> Draft:
-        """Draft at most `budget[b]` tokens for each row, and never more than the block has."""
+        """Draft at most `budget[b]` tokens for each row, and never deeper than the block."""
+        if self.options.shape == "tree":
+            return self._tree(rows, self.context.limits(rows, budget, max(budget, default=0)))
         work = Drawing(rows, self.context.limits(rows, budget), rngs, vocab=self.vocab, device=self.device)
         if work.live:
             self._chains(work)
@@ -92,6 +100,16 @@ class DFlash:
                 if not at:
                     return
             states = states[at]
+
+    def _tree(self, rows: list[Sequence], limits: list[int]) -> Draft:
+        live = [b for b, limit in enumerate(limits) if limit > 0]
+        depth = min(max(limits, default=0), self.net.shape.drafts)
+        logits = torch.zeros(len(rows), depth, self.vocab, dtype=self.net.tables.dtype, device=self.net.tables.device)
+        if live:
+            found = self._logits(self.context.block([rows[b] for b in live], depth))
+            logits = found if len(live) == len(rows) else logits.index_put_((torch.tensor(live),), found)
+            self._dropped.add(len(broken(logits, limits)))
+        return marginal_tree(rows, logits, limits, seconds=self.seconds, device=self.device)
 
     def _logits(self, states: Tensor) -> Tensor:
         """States [B, D, H] -> logits [B, D, V] over the target's ids."""
