@@ -84,7 +84,8 @@ def test_the_residual_holds_no_mass_at_the_refused_token(tiny, other):
 
 def test_a_tree_flips_coins_only_where_the_walk_comes_by():
     parents = torch.tensor([[-1, 0, 0, 1, 2, 4]])
-    draft = Draft(torch.arange(6)[None], parents, torch.tensor([6]), torch.zeros(1, 6, dtype=torch.int64), chain=False)
+    draw = torch.tensor([[0, 0, 1, 0, 1, 0]])  # a fixed node has a coin before a drawn sibling only
+    draft = Draft(torch.arange(6)[None], parents, torch.tensor([6]), draw, chain=False)
     coins = [Coin(0.1, 0.5, False), Coin(0.9, 0.5, True), Coin(0.2, 0.5, False)]
     assert coins_of(draft, [2], coins) == {1: coins[0], 2: coins[1], 4: coins[2]}
 

@@ -30,13 +30,16 @@ def rule_of(name: str, draft: Draft, laws: Laws) -> str:
 
 
 def coins_of(draft: Draft, path: list[int], coins: list[Coin]) -> dict[int, Coin]:
-    """Give each node its coin: rules flip for a chain's nodes in order, for a tree's only where the walk comes by."""
+    """Give each node its coin: rules flip for a chain's nodes in order, for a tree's only where the walk comes by, and
+    there only for drawn nodes and their earlier siblings: of the others a draw from what is left picks one."""
     length = int(draft.length[0])
     if len(coins) >= length - 1 and draft.chain:
         return {i: coins[i - 1] for i in range(1, length)}
+    parents, draw = draft.parents[0].tolist(), draft.draw[0].tolist()
+    last_drawn = {parents[i]: i for i in range(1, length) if draw[i] != int(Draw.FIXED)}
     found, node, flips = {}, 0, iter(coins)
     for i in range(1, length):
-        if int(draft.parents[0, i]) == node:
+        if parents[i] == node and i <= last_drawn.get(node, 0):
             coin = next(flips, None)
             if coin is None:
                 break
@@ -193,7 +196,7 @@ def _fall(view: RoundView, node: Any) -> str:
         where = f"the last level whose coin passed ends before {token}" if view.kept else "no level's coin passed"
         return f"The whole draft is judged at once: {where}."
     if node.coin is None:
-        return f"{token} fell."
+        return f"{token} fell, since the target's own draw at this place is another token."
     if node.q is None:
         why = f"the target gives it {node.p:.2f}"
     else:

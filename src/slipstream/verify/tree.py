@@ -1,9 +1,10 @@
 """Top-down verification of trees, one node's children after another (2305.09781, 2402.14160, 2502.18779).
 
 At a reached node with row P, child k stands with probability min(1, P(x_k) / Q_k(x_k)), else P becomes max(P - Q_k, 0)
-normalised and the next child is tried; when none stands the last P gives the next token. Q_k is the law child k was
-drawn from given its earlier siblings: a point mass (FIXED), the row of q (SAMPLED), or that row without the earlier
-siblings' tokens (DISTINCT). Every mixture of kinds, and chains, are this one walk.
+normalised and the next child is tried. Q_k is the law child k was drawn from given its earlier siblings: a point mass
+(FIXED), the row of q (SAMPLED), or that row without the earlier siblings' tokens (DISTINCT). Once only point masses are
+left, trying them one by one is the same as drawing from P and following the child that carries the token, so that is
+done: one draw a level for a tree of FIXED nodes. When no child stands that draw is the next token.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from slipstream.types import Draft, Draw, Rngs, Verdict
-from slipstream.verify.rule import Rule, drawn, drop, need_q, refuse_undrawable
+from slipstream.verify.rule import Rule, drafted, drawn, drop, need_q, refuse_undrawable
 
 
 class TreeRule(Rule):
@@ -26,12 +27,13 @@ class TreeRule(Rule):
     def judge(self, draft: Draft, p: Tensor, rngs: Rngs) -> Verdict:
         """Verify against dense rows p [B, N, V]."""
         walk = _Walk(draft, p, need_q(draft, drawn(draft)))
-        # parents come before children and siblings in drawn order: one pass over the nodes is the whole walk
-        for i in range(1, draft.nodes):
-            tried = (draft.parents[:, i] == walk.node) & (draft.length > i)
-            if bool(tried.any()):
-                walk.try_child(i, tried, rngs)
-        return Verdict(walk.path, walk.accepted, rngs.correct(walk.left))
+        while walk.alive.any():
+            for turn in range(walk.turns):
+                tried, child = walk.next_child(turn)
+                if bool(tried.any()):
+                    walk.try_child(child, tried, rngs)
+            walk.follow(rngs)
+        return Verdict(walk.path, walk.accepted, walk.out)
 
 
 @dataclass
@@ -45,67 +47,114 @@ class _Law:
 
 
 class _Walk:
-    """Where each row stands: its node, what is left of p there, and its row of q, whole and without tried siblings."""
+    """Where each row stands: its node, what is left of p there, and its row of q, whole and without tried siblings.
+
+    A node has a turn, the first among its siblings being 0, when a coin is flipped for it: when it or a later sibling
+    was drawn. `moved` marks the rows that descended in the present level.
+    """
 
     def __init__(self, draft: Draft, p: Tensor, q: Tensor | None) -> None:
         B, N = draft.tokens.shape
         self.draft, self.p, self.q = draft, p, q
         self.node = torch.zeros(B, dtype=torch.int64, device=p.device)
-        self.accepted = torch.zeros_like(self.node)
+        self.accepted, self.out = torch.zeros_like(self.node), torch.zeros_like(self.node)
         self.path = torch.full((B, max(1, N - 1)), -1, dtype=torch.int64, device=p.device)
-        self.left = p[:, 0]  # [B, V], not normalised: its mass is beside it
-        self.mass = self.left.sum(1)
-        self.whole = self.untried = None if q is None else q[:, 0]  # [B, V]
+        self.alive = torch.ones(B, dtype=torch.bool, device=p.device)
+        self.moved = torch.zeros_like(self.alive)
+        self.real = drafted(draft)  # [B, N - 1]: node i is in column i - 1
+        self.distinct = bool((draft.draw == int(Draw.DISTINCT)).any())
+        self.turn = _turns(draft)
+        self.turns = 0 if q is None or N == 1 else 1 + int(self.turn.max())
+        self._arrive()
 
-    def try_child(self, i: int, tried: Tensor, rngs: Rngs) -> None:
-        """Flip the coin of node i in the rows of `tried`; descend where it stands, subtract its law where not."""
-        x = self.draft.tokens[:, i]
-        law = self._law(i, x, tried)
+    def next_child(self, turn: int) -> tuple[Tensor, Tensor]:
+        """Return which rows [B] have a child with this turn at their node, and which node it is [B]."""
+        hits = self._children() & (self.turn == turn)
+        return hits.any(1) & self.alive & ~self.moved, hits.int().argmax(1) + 1
+
+    def try_child(self, child: Tensor, tried: Tensor, rngs: Rngs) -> None:
+        """Flip the coin of node `child` [B] in the rows of `tried`; descend where it stands, subtract it where not."""
+        x = self.draft.tokens.gather(1, child[:, None])[:, 0]
+        law = self._law(child, x, tried)
         a = _at(self.left, x) / (self.mass * law.at_x)
         stands = rngs.accept(torch.where(tried, a, 0.0).clamp(max=1.0), active=tried) & tried
         refused = tried & ~stands
         if bool(refused.any()):
             self._refuse(x, refused, law)
-        if bool(stands.any()):
-            self._descend(i, stands)
+        self._descend(child, stands)
 
-    def _law(self, i: int, x: Tensor, tried: Tensor) -> _Law:
-        kind = self.draft.draw[:, i]
+    def follow(self, rngs: Rngs) -> None:
+        """Draw from what is left; go to the child that carries the token, or end with it. Then start a new level."""
+        waiting = self.alive & ~self.moved
+        if bool(waiting.any()):
+            token = rngs.correct(self.left, active=waiting)
+            self.out = torch.where(waiting, token, self.out)
+            hits = self._children() & (self.turn < 0) & (self.draft.tokens[:, 1:] == token[:, None])
+            found = hits.any(1) & waiting
+            self.alive = self.alive & (found | ~waiting)
+            if bool(found.any()):
+                self._descend(hits.int().argmax(1) + 1, found)
+        if bool(self.moved.any()):
+            self._arrive()
+            self.moved = torch.zeros_like(self.moved)
+
+    def _children(self) -> Tensor:
+        return self.real & (self.draft.parents[:, 1:] == self.node[:, None])  # [B, N - 1]
+
+    def _arrive(self) -> None:
+        """Start at the present node of every row; what this sets in rows that have ended is not read."""
+        row = torch.arange(len(self.node), device=self.node.device)
+        self.left = self.p[row, self.node]  # [B, V], not normalised: its mass is beside it
+        self.mass = self.left.sum(1)
+        self.whole = self.untried = None
+        if self.q is not None and bool((self._children() & (self.turn >= 0)).any()):
+            self.whole = self.untried = self.q[row, self.node]  # [B, V]
+
+    def _law(self, child: Tensor, x: Tensor, tried: Tensor) -> _Law:
+        kind = self.draft.draw.gather(1, child[:, None])[:, 0]
         from_row = tried & (kind != int(Draw.FIXED))
         if self.whole is None or self.untried is None or not bool(from_row.any()):
             return _Law(torch.ones_like(self.mass))
         distinct = tried & (kind == int(Draw.DISTINCT))
         # masked and summed, never 1 - cumsum: that cancels when the first token has nearly all the mass
         row = _choose(distinct, self.untried, self.whole)
-        total = torch.where(distinct, row.sum(1), 1.0)
+        total = torch.where(distinct, row.sum(1), 1.0) if bool(distinct.any()) else torch.ones_like(row[:, 0])
         at_x = _at(row, x) / total
         refuse_undrawable(at_x, from_row)
         return _Law(torch.where(from_row, at_x, 1.0), row, total, from_row)
 
     def _refuse(self, x: Tensor, refused: Tensor, law: _Law) -> None:
-        left = self.left.clone()
+        left = self.left
         if law.row is not None and law.total is not None and law.from_row is not None:
             taken = law.row * (self.mass / law.total)[:, None].to(law.row.dtype)
             # chosen, not multiplied by 0: a row of q that nothing was drawn from may hold anything
             left = _choose(refused & law.from_row, (left - taken).clamp_(min=0), left)
-        left = drop(left, x, refused)
+        left = drop(left.clone() if left is self.left else left, x, refused)
         mass = left.sum(1)
         # only rounding can leave nothing after a refusal (its probability is then 0): keep what was there
         some = mass > 0
         self.left, self.mass = _choose(some, left, self.left), torch.where(some, mass, self.mass)
-        if self.untried is not None:
+        if self.untried is not None and self.distinct:
             self.untried = drop(self.untried.clone(), x, refused)
 
-    def _descend(self, i: int, stands: Tensor) -> None:
-        self.node = torch.where(stands, i, self.node)
+    def _descend(self, child: Tensor, stands: Tensor) -> None:
+        self.node = torch.where(stands, child, self.node)
         at = self.accepted[:, None]
-        self.path = self.path.scatter(1, at, torch.where(stands[:, None], i, self.path.gather(1, at)))
+        self.path = self.path.scatter(1, at, torch.where(stands[:, None], child[:, None], self.path.gather(1, at)))
         self.accepted = self.accepted + stands
-        self.left = _choose(stands, self.p[:, i], self.left)
-        self.mass = self.left.sum(1)
-        if self.q is not None and self.whole is not None and self.untried is not None:
-            self.whole = _choose(stands, self.q[:, i], self.whole)
-            self.untried = _choose(stands, self.q[:, i], self.untried)
+        self.moved = self.moved | stands
+
+
+def _turns(draft: Draft) -> Tensor:
+    """Return the place of each node among the siblings that need a coin, -1 where it needs none -> [B, N - 1]."""
+    marks, above = drawn(draft), draft.parents[:, 1:]
+    if draft.q is None or draft.nodes == 1:
+        return torch.full_like(above, -1)
+    siblings = (above[:, :, None] == above[:, None, :]) & drafted(draft)[:, None, :]  # [B, node, sibling]
+    order = torch.arange(draft.nodes - 1, device=above.device)
+    needs = (siblings & marks[:, None, :] & (order >= order[:, None])).any(2) & drafted(draft)
+    before = (siblings & (order < order[:, None])).sum(2)  # who needs a coin comes before who needs none
+    return torch.where(needs, before, -1)
 
 
 def _at(rows: Tensor, x: Tensor) -> Tensor:
