@@ -14,7 +14,7 @@ from slipstream.types import RequestError
 
 ELSEWHERE = "`--target hf` runs it through transformers"
 
-_ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
+ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
 _ROPE_KEYS = {
     "default": set(),
     "linear": {"factor"},
@@ -180,9 +180,9 @@ def _refuse(kind: str, cfg: Mapping[str, Any]) -> None:
 
 def _activation(cfg: Mapping[str, Any]) -> str:
     key = "hidden_activation" if "hidden_activation" in cfg else "hidden_act"
-    if cfg[key] not in _ACTIVATIONS:
-        raise RequestError(f"config.json: {key} {cfg[key]!r} is not one of {', '.join(_ACTIVATIONS)}; {ELSEWHERE}")
-    return _ACTIVATIONS[cfg[key]]
+    if cfg[key] not in ACTIVATIONS:
+        raise RequestError(f"config.json: {key} {cfg[key]!r} is not one of {', '.join(ACTIVATIONS)}; {ELSEWHERE}")
+    return ACTIVATIONS[cfg[key]]
 
 
 def _window(cfg: Mapping[str, Any]) -> int:
@@ -229,7 +229,7 @@ def _ropes(kind: str, cfg: Mapping[str, Any], kinds: list[str]) -> tuple[Rope | 
     if kind == "gemma3_text":
         tables = _gemma_ropes(cfg)
         return tuple(tables[k] for k in kinds)
-    rope = _rope(params, cfg, cfg.get("rope_theta", 10000.0))
+    rope = read_rope(params, cfg, cfg.get("rope_theta", 10000.0))
     if kind == "smollm3":
         return tuple(rope if on else None for on in _with_rope(cfg, len(kinds)))
     return tuple(rope for _ in kinds)
@@ -243,24 +243,24 @@ def _gemma_ropes(cfg: Mapping[str, Any]) -> dict[str, Rope]:
     far = {**(nested.get("full_attention") or {}), **(cfg.get("rope_scaling") or {})}
     near = nested.get("sliding_attention") or {}
     return {
-        "full_attention": _rope(far, cfg, cfg["rope_theta"]),
-        "sliding_attention": _rope(near, cfg, cfg["rope_local_base_freq"]),
+        "full_attention": read_rope(far, cfg, cfg["rope_theta"]),
+        "sliding_attention": read_rope(near, cfg, cfg["rope_local_base_freq"]),
     }
 
 
-def _rope(params: Mapping[str, Any], cfg: Mapping[str, Any], theta: float) -> Rope:
-    """Check one rope dictionary: its kind and every key in it must be known."""
+def read_rope(params: Mapping[str, Any], cfg: Mapping[str, Any], theta: float, remedy: str = ELSEWHERE) -> Rope:
+    """Check one rope dictionary: its kind and every key in it must be known; `remedy` says what would work instead."""
     kind = params.get("rope_type") or params.get("type") or "default"
     if kind not in _ROPE_KEYS:
-        raise RequestError(f"config.json: rope_type {kind!r} is not one of {', '.join(_ROPE_KEYS)}; {ELSEWHERE}")
+        raise RequestError(f"config.json: rope_type {kind!r} is not one of {', '.join(_ROPE_KEYS)}; {remedy}")
     rest = {k: v for k, v in params.items() if k not in {"rope_type", "type", "rope_theta"}}
     if rest.pop("partial_rotary_factor", 1.0) != 1.0:
         raise RequestError(
-            f"config.json: partial_rotary_factor {params['partial_rotary_factor']!r} must be 1; {ELSEWHERE}"
+            f"config.json: partial_rotary_factor {params['partial_rotary_factor']!r} must be 1; {remedy}"
         )
     for key in rest:
         if key not in _ROPE_KEYS[kind]:
-            raise RequestError(f"config.json: rope parameter {key!r} is not known for rope_type {kind!r}; {ELSEWHERE}")
+            raise RequestError(f"config.json: rope parameter {key!r} is not known for rope_type {kind!r}; {remedy}")
     if kind in {"llama3", "yarn"}:
         length = rest.get("original_max_position_embeddings") or cfg["max_position_embeddings"]
         rest["original_max_position_embeddings"] = cfg.get("original_max_position_embeddings") or length
