@@ -5,13 +5,13 @@ A drafter that reads the target hears taps which are a pure function of the pref
 
 import random
 import warnings
-import zlib
 from collections.abc import Callable
 from typing import Any, ClassVar
 
 import pytest
 import torch
 
+from feature_target import felt
 from slipstream.sampling import RequestRngs
 from slipstream.types import Draw, SamplingParams, Sequence
 
@@ -27,12 +27,6 @@ def row_of(row_id, *, temperature=0.0, length=None):
 
 def warm(row_id):
     return row_of(row_id, temperature=(0.0, 1.0)[row_id % 2])
-
-
-def felt(prefix, tap, width):
-    """A vector that looks random and depends on the last four tokens and the tap alone."""
-    seed = zlib.crc32(repr((prefix[-4:], tap)).encode())
-    return torch.randn(width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 class Talk:

@@ -57,6 +57,7 @@ def engine_law(
     width: int = 64,
     shared_noise: bool | None = None,
     eos: tuple[int, ...] = (),
+    make_target: Callable[..., ToyTarget] = ToyTarget,
     **params: Any,
 ) -> dict[tuple[int, ...], float]:
     """Return the exact law of the emitted tokens; `width` branches decode as one batch."""
@@ -64,7 +65,7 @@ def engine_law(
     noise = RULES[rule].shared_noise if shared_noise is None else shared_noise
 
     def run(traces: list[Trace]) -> list[tuple[int, ...]]:
-        target = ToyTarget(law, V, max_rows=width)
+        target = make_target(law, V, max_rows=width)
         rngs = TraceFactory(traces, shared_noise=noise)
         options = EngineOptions(max_rows=width)
         engine = Engine(target, drafter(), RULES[rule], Eager(budget), options, make_rngs=rngs)
