@@ -265,7 +265,7 @@ def _shake(model: Any, seed: int) -> None:
     for name, p in model.named_parameters():
         noise = torch.randn(p.shape, generator=g)
         if not p.isnan().any():
-            p.data.copy_(1 + 0.2 * noise if "norm" in name else 0.25 * noise)
+            p.data.copy_(1 + 0.2 * noise if "norm" in name else (0.8 if "markov" in name else 0.25) * noise)
 
 
 def _eager(model: Any) -> Any:

@@ -56,15 +56,18 @@ class ContextRows:
         most = self.net.shape.drafts if most is None else most
         return [min(n, most) if n > 0 and self._ready(row) else 0 for row, n in zip(rows, budget, strict=True)]
 
-    def block(self, rows: list[Sequence], depth: int) -> Tensor:
-        """Return the states that predict the next `depth` tokens of each row, root not counted -> [B, depth, H]."""
+    def block(self, rows: list[Sequence], depth: int, *, anchor: bool = False) -> Tensor:
+        """Return the states that predict the next `depth` tokens of each row, root not counted -> [B, depth, H].
+
+        `anchor`: the state of the anchor's slot in front of them, where that slot predicts nothing.
+        """
         shape = self.net.shape
         first = 0 if shape.anchor_predicts else 1
         # where no slot sees a later one, those that nobody asked for change nothing
         size = first + depth if all(shape.causal) else shape.size
         anchors = torch.tensor([row.tokens[-1] for row in rows])
         states = self.net.block(anchors, [self.places[row.id].slot for row in rows], size)
-        return states[:, first : first + depth]
+        return states[:, 0 if anchor else first : first + depth]
 
     def forget(self, row: Sequence) -> None:
         """Empty the row's slot, for another to use."""
