@@ -82,6 +82,12 @@ class _Make:
         self.put("embed_tokens.weight", self.s.vocab, self.s.hidden)
         self.put("lm_head.weight", draft or self.s.vocab, self.s.hidden)
 
+    def reduced_head(self) -> None:
+        """What speculators 0.9 saves of a block drafter: a head only where the vocabulary is reduced, no embedding."""
+        if self.s.draft_vocab != self.s.vocab:
+            self.put("lm_head.weight", self.s.draft_vocab, self.s.hidden)
+        self.maps()
+
     def maps(self) -> None:
         s = self.s
         if s.draft_vocab == s.vocab:
@@ -219,8 +225,7 @@ def _speculators_peagle(m: _Make, s: Sizes) -> dict[str, Any]:
 
 def _speculators_dflash(m: _Make, s: Sizes) -> dict[str, Any]:
     m.blocks()
-    m.tables(s.draft_vocab)
-    m.maps()
+    m.reduced_head()
     config = _speculators(s, "dflash", "DFlashDraftModel", "qwen3", s.layers, s.block - 1)
     keys = {"aux_hidden_state_layer_ids": list(s.taps), "mask_token_id": s.mask_token, "block_size": s.block}
     return {**config, **keys, "sample_from_anchor": False, "sliding_window_non_causal": False}
@@ -228,8 +233,7 @@ def _speculators_dflash(m: _Make, s: Sizes) -> dict[str, Any]:
 
 def _speculators_dspark(m: _Make, s: Sizes) -> dict[str, Any]:
     m.blocks()
-    m.tables(s.draft_vocab)
-    m.maps()
+    m.reduced_head()
     m.markov(draft=s.draft_vocab)
     config = _speculators(s, "dspark", "DSparkDraftModel", "qwen3", s.layers, s.block)
     keys = {"aux_hidden_state_layer_ids": list(s.taps), "mask_token_id": s.mask_token, "block_size": s.block}
@@ -347,7 +351,6 @@ def write(
     kind: str = "safetensors",
 ) -> Path:
     """Write a folder. `config` and `tensors` replace entries; REMOVE and None take one out.
-
 
     A key of `config` with dots reaches into nested objects; `kind` "bin" pickles the tensors.
     """

@@ -35,7 +35,12 @@ def check_shapes(r: Reading, config: DraftConfig, strangers: list[str]) -> None:
     extra = [n for n in r.shapes if n not in asked and n not in _ALWAYS_DROPPED]
     left = sorted([*(_own(r, config, name) for name in extra), *strangers])
     if left:
-        raise r.damaged(f"tensor {left[0]} is unknown to the layout {r.layout.title}")
+        tables = left[0] in ("embed_tokens.weight", "lm_head.weight")
+        hint = (
+            ": it takes the target's tables; DeepSpec's and speculators' files bring their own and may number their "
+            "slots in another way"
+        )
+        raise r.damaged(f"tensor {left[0]} is unknown to the layout {r.layout.title}{hint if tables else ''}")
 
 
 def check_values(r: Reading, config: DraftConfig, tensors: Mapping[str, Tensor]) -> None:

@@ -59,6 +59,11 @@ class DraftFiles:
         """Read one tensor."""
         return self._readers[name]()
 
+    @property
+    def unread(self) -> list[str]:
+        """Other files of weights beside those read."""
+        return [name for name in (*SAFE, *PICKLED) if name not in self.names and (self.folder / name).exists()]
+
     def _list(self) -> list[str]:
         for index in _INDEXES:
             if (self.folder / index).exists():

@@ -88,6 +88,8 @@ class Reading:
     def ids(self, key: str, value: object) -> list[int]:
         """Return a list of integers."""
         wrong = not isinstance(value, list) or any(isinstance(i, bool) or not isinstance(i, int) for i in value)
+        if value is None:
+            raise self.wrong(f"{key} is missing; no default is known for it")
         if wrong or not value:
             raise self.wrong(f"{key} is {value!r}; a list of layer numbers is needed")
         return list(value)  # type: ignore[call-overload, no-any-return]
@@ -109,8 +111,8 @@ class Layout:
     """One public layout of one algorithm.
 
     `matches(raw, shapes)` decides by config.json and the file's own tensor names; `record` makes the canonical record;
-    `marks` are own tensor names that must then be there; `ignored` own names that may be there and are not read: a
-    name, or a beginning or end marked by "*".
+    `marks` are own tensor names that must then be there ("|": one of them); `ignored` own names that may be there and
+    are not read: a name, or a beginning or end marked by "*".
     """
 
     name: str

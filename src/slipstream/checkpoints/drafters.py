@@ -6,7 +6,7 @@ notes. Anything that does not fit is refused by name; nothing missing is filled 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from slipstream.checkpoints.draft_overrides import apply_overrides
 from slipstream.checkpoints.draft_parts import Part, split_fused, strip_prefixes
 from slipstream.checkpoints.draft_reading import Layout, Reading, TargetFacts
 from slipstream.checkpoints.draft_vocab import read_map
-from slipstream.checkpoints.layouts import recognise
+from slipstream.checkpoints.layouts import find_layout
 from slipstream.nets.draft_config import DraftCheckpoint
 
 __all__ = ["TargetFacts", "read_drafter"]
@@ -33,18 +33,19 @@ def read_drafter(folder: Path | str, facts: TargetFacts | None = None, **overrid
     Some layouts place their taps by the number of the target's layers: they need `facts`.
     """
     files = DraftFiles(Path(folder))
-    notes: list[str] = []
+    notes = [f"{name} is there too: not read" for name in files.unread]
     parts = strip_prefixes(files, notes)
     parts = split_fused(files, parts)
-    layout = recognise(str(folder), files.raw, {name: part.shape for name, part in parts.items()})
+    layout = find_layout(str(folder), files.raw, {name: part.shape for name, part in parts.items()})
     sorted_out = _sort(layout, parts)
+    _tie(files.raw, sorted_out.canonical, notes)
     shapes = {name: part.shape for name, part in sorted_out.canonical.items()}
     reading = Reading(layout, str(folder), files.raw, shapes, facts, overrides, notes)
     config = apply_overrides(layout.record(reading), overrides)
     check_shapes(reading, config, sorted_out.strangers)
     check_block(reading, config)
     check_target(reading, config)
-    readers = {name: _reader(files, part, name) for name, part in sorted_out.canonical.items() if name not in MAPS}
+    readers = {name: _reader(files, part) for name, part in sorted_out.canonical.items() if name not in MAPS}
     tensors = Lazy(readers)
     check_values(reading, config, tensors)
     d2t, t2d = (files.get(parts[name].source) if name in parts else None for name in MAPS)
@@ -75,5 +76,15 @@ def _sort(layout: Layout, parts: dict[str, Part]) -> _Sorted:
     return _Sorted(canonical, strangers)
 
 
-def _reader(files: DraftFiles, part: Part, name: str) -> Callable[[], Tensor]:
+def _tie(raw: Mapping[str, Any], canonical: dict[str, Part], notes: list[str]) -> None:
+    """A drafter with a table of its own and no head, said to be tied, has that table for its head."""
+    if not (raw.get("tie_word_embeddings") and "embed.weight" in canonical):
+        return
+    if "head.weight" in canonical:
+        notes.append("tie_word_embeddings is true but the head has a tensor of its own: the tensor is taken")
+    else:
+        canonical["head.weight"] = canonical["embed.weight"]
+
+
+def _reader(files: DraftFiles, part: Part) -> Callable[[], Tensor]:
     return lambda: part.take(files.get(part.source))

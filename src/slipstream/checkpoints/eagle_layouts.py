@@ -26,8 +26,9 @@ Raw = Mapping[str, Any]
 Own = Mapping[str, tuple[int, ...]]
 
 EAGLE1_NAMES = Names((*TABLES, *same("fc.weight", "fc.bias"), *layer_pairs()))
-EAGLE3_NAMES = Names(
-    (*TABLES, *same("fc.weight", "fc.bias", "norm.weight"), *TAP_NORMS, *layer_pairs("layers.0", "midlayer"))
+_MIDLAYER = layer_pairs("layers.0", "midlayer")
+EAGLE3_NAMES = Names(  # SGLang's spelling layers.0 is read too; midlayer, which comes first, is written
+    (*TABLES, *same("fc.weight", "fc.bias", "norm.weight"), *TAP_NORMS, *_MIDLAYER, *layer_pairs())
 )
 PEAGLE_NAMES = Names((*TABLES, *same("fc.weight", "fc.bias", "norm.weight", "mask_hidden"), *TAP_NORMS, *layer_pairs()))
 _IGNORED = ("*rotary_emb.inv_freq",)
@@ -42,6 +43,10 @@ def default_taps(layers: int) -> tuple[int, int, int]:
 
 def _eagle1(r: Reading) -> DraftConfig:
     body = read_body(r, r.raw, head_dim=False, bias_keys={"qkv": "qkv_bias"})
+    if body.rope.kind != "default" and set(r.raw.get("rope_scaling") or {}) != {"type", "factor"}:
+        r.notes.append(
+            "rope_scaling has more than type and factor: SafeAILab's own code refuses that, engines apply it"
+        )
     bias, stated = "fc.bias" in r.shapes, r.raw.get("bias")
     if stated is None and not bias:
         r.notes.append(
@@ -113,8 +118,12 @@ def _taps(r: Reading) -> tuple[int, ...]:
     if r.raw.get(TAPS_KEY) is not None:
         return read_taps(r, TAPS_KEY, r.raw[TAPS_KEY], 0)
     if nested is None:
-        layers = 0 if "taps" in r.given else r.need_target_layers(_NESTED)
-        return tuple(r.given["taps"]) if "taps" in r.given else default_taps(layers)
+        if "taps" in r.given:
+            return tuple(r.given["taps"])
+        found = default_taps(r.need_target_layers(_NESTED))
+        if r.layout.name != "safeailab":  # there the places are fixed and no key says them
+            r.notes.append(f"{_NESTED} is missing: taps {list(found)} are a guess")
+        return found
     return read_taps(r, _NESTED, nested, _nested_shift(r, r.ids(_NESTED, nested)))
 
 
@@ -151,7 +160,7 @@ def _is_eagle1(raw: Raw, shapes: Own) -> bool:
     return fc is not None and len(fc) == 2 and fc[1] == 2 * fc[0] and "layers.0.input_layernorm.weight" not in shapes
 
 
-_MIDLAYER = ("fc.weight", "midlayer.self_attn.q_proj.weight")
+_FIRST = "midlayer.self_attn.q_proj.weight|layers.0.hidden_norm.weight"
 PEAGLE = Layout(
     "specforge",
     "peagle",
@@ -161,10 +170,8 @@ PEAGLE = Layout(
     ("fc.weight", "mask_hidden", "embed_tokens.weight"),
     _IGNORED,
 )
-SPECFORGE3 = Layout(
-    "specforge", "eagle3", EAGLE3_NAMES, _is_specforge3, _eagle3, ("midlayer.self_attn.q_proj.weight",), _IGNORED
-)
-SAFEAILAB3 = Layout("safeailab", "eagle3", EAGLE3_NAMES, _is_safeailab3, _eagle3, _MIDLAYER, _IGNORED)
+SPECFORGE3 = Layout("specforge", "eagle3", EAGLE3_NAMES, _is_specforge3, _eagle3, (_FIRST,), _IGNORED)
+SAFEAILAB3 = Layout("safeailab", "eagle3", EAGLE3_NAMES, _is_safeailab3, _eagle3, (_FIRST,), _IGNORED)
 SAFEAILAB1 = Layout(
     "safeailab", "eagle", EAGLE1_NAMES, _is_eagle1, _eagle1, ("fc.weight", "layers.0.self_attn.q_proj.weight"), _IGNORED
 )

@@ -7,6 +7,7 @@ anything else is refused by name, with what would work.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from slipstream.checkpoints import (
@@ -17,6 +18,8 @@ from slipstream.checkpoints import (
     transformers_layouts,
     zlab_layouts,
 )
+from slipstream.checkpoints.draft_files import DraftFiles
+from slipstream.checkpoints.draft_parts import split_fused, strip_prefixes
 from slipstream.checkpoints.draft_reading import Layout, architectures
 from slipstream.types import RequestError
 
@@ -53,7 +56,23 @@ def layout_of(name: str, algorithm: str) -> Layout:
     return found[0]
 
 
-def recognise(folder: str, raw: Raw, shapes: Own) -> Layout:
+def recognise(folder: Path) -> str | None:
+    """Return the algorithm of a drafter folder, or None when it is not one (an ordinary model, say)."""
+    if not (folder.is_dir() and any(folder.glob("*.*"))):
+        return None
+    try:
+        files = DraftFiles(folder)
+    except RequestError:
+        return None
+    parts = split_fused(files, strip_prefixes(files, []))
+    shapes = {name: part.shape for name, part in parts.items()}
+    known = any(layout.matches(files.raw, shapes) for layout in LAYOUTS)
+    if not known and _ordinary(files.raw, shapes):
+        return None
+    return find_layout(str(folder), files.raw, shapes).algorithm
+
+
+def find_layout(folder: str, raw: Raw, shapes: Own) -> Layout:
     """Return the layout of a folder, or raise RequestError naming what it is, or the keys that were found."""
     for name, (test, remedy) in _REFUSED.items():
         if test(raw, shapes):
@@ -68,7 +87,7 @@ def recognise(folder: str, raw: Raw, shapes: Own) -> Layout:
             f"{folder}: no known drafter layout ({', '.join(LAYOUT_NAMES)}); config.json has {_some(raw)}; the tensors "
             f"are {_some(shapes)}"
         )
-    missing = [name for name in layout.marks if name not in shapes]
+    missing = [mark.split("|")[0] for mark in layout.marks if not any(name in shapes for name in mark.split("|"))]
     if missing:
         raise RequestError(
             f"{folder}: config.json says {layout.title}, but tensor {missing[0]} is missing; the tensors look like "

@@ -65,6 +65,7 @@ def _features(r: Reading, key: str, width: int) -> Features:
         taps = read_taps(r, key, r.raw.get(key), 0)
     else:
         taps = default_taps(r.need_target_layers(key))
+        r.notes.append(f"{key} is missing: taps {list(taps)} are a guess")
     return concat_features(r, taps, width, tap_norm(r))
 
 
