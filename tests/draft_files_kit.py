@@ -26,7 +26,7 @@ def make_target(
     raw = {
         **{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": H, "vocab_size": ROWS},
         **{"num_hidden_layers": LAYERS, "tie_word_embeddings": tied, "max_position_embeddings": 64},
-        **{"rope_theta": 10000.0},
+        **{"rope_theta": 10000.0, "num_attention_heads": 4, "intermediate_size": 24},
     } | config
     (folder / "config.json").write_text(json.dumps(raw))
     g = torch.Generator().manual_seed(seed)

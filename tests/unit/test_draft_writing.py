@@ -288,3 +288,16 @@ def test_the_proof_sees_what_differs(tmp_path: Path) -> None:
         same_tensors(a.tensors, off)
     with pytest.raises(WorkError, match=r"tensor fc.weight is missing"):
         same_tensors(a.tensors, {n: t for n, t in a.tensors.items() if n != "fc.weight"})
+
+
+@pytest.mark.parametrize("name", ["dflash", "dflash sliding both ways"])
+def test_transformers_loads_what_is_written_for_it(name: str, tmp_path: Path) -> None:
+    from transformers import AutoModel
+
+    write_drafter(DRAFTERS[name][0], "transformers", tmp_path / "out")
+    model, report = AutoModel.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not any(report.values()), report
+    config = DRAFTERS[name][0].config
+    assert [i + 1 for i in model.config.target_layer_ids] == list(config.features.taps)
+    assert model.config.layer_types.count("sliding_attention") == sum(w is not None for w in config.body.windows)
+    assert (model.config.block_size, model.config.mask_token_id) == (config.block.size, config.block.mask_token)

@@ -159,9 +159,10 @@ def _transformers_dflash(c: DraftConfig, about: About) -> dict[str, Any]:
         **_flat(c, about, "muse_glimmer_assistant"),
         **_new_rope(b),
         "architectures": ["MuseGlimmerAssistantModel"],
+        **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),  # its defaults are of another vocabulary
         "head_dim": b.head_dim,
         "layer_types": _kinds(b),
-        "sliding_window": sizes[0] if sizes else about.context,
+        "sliding_window": sizes[0] - 1 if sizes else about.context,  # reaches one token less far than ours
         "block_size": block.size,
         "mask_token_id": block.mask_token,
         "target_layer_ids": _outputs(c),

@@ -21,8 +21,10 @@ COMMANDS = {
     "explain": ("slipstream.cli.explain_cmd", "one prompt, one page: every round of speculative decoding drawn"),
     "bench": ("slipstream.cli.bench_cmd", "measure speed-ups on this machine, beside plain decoding and other engines"),
     "audit": ("slipstream.cli.audit_cmd", "prove and test that the output is the model's own"),
+    "convert": ("slipstream.cli.convert_cmd", "write a drafter in another public layout, proven to be the same"),
+    "doctor": ("slipstream.cli.doctor_cmd", "is a drafter read as it was trained? other readings, measured"),
     "models": ("slipstream.cli.models_cmd", "list, pull and locate models of the catalogue"),
-    "info": ("slipstream.cli.info", "describe this machine, or a model"),
+    "info": ("slipstream.cli.info", "describe this machine, a model or a drafter"),
 }
 DONE, FAILED, WRONG, UNFINISHED, INTERRUPTED = 0, 1, 2, 3, 130
 

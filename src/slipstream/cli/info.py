@@ -1,4 +1,4 @@
-"""`slipstream info`: this machine, versions and caches; or one model's family, size and memory per row."""
+"""`slipstream info`: this machine, versions and caches; or what one model, or one drafter, is and what it needs."""
 
 from __future__ import annotations
 
@@ -8,26 +8,50 @@ import os
 from typing import Any
 
 from slipstream import build
+from slipstream.types import RequestError
 
+_FOR_PROGRAMS = ("bytes", "tap_ids")  # in --json only: numbers behind what is said in words
 _CPU_OF_INTEREST = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8", "bf16", "asimd", "sve")
 
 
 def declare(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
-    parser.add_argument("model", nargs="?", help="a model folder or name; without it: this machine")
+    parser.add_argument("model", nargs="?", help="a model or drafter, folder or name; without it: this machine")
+    parser.add_argument(
+        "--max-model-len", type=int, metavar="N", help="a drafter's memory per row is stated for N tokens"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the command and return its exit status."""
-    facts = model_facts(args.model) if args.model else machine_facts()
+    facts = _facts(args.model, args.max_model_len)
     if args.json:
         print(json.dumps(facts, default=str))
     else:
-        width = max(len(key) for key in facts)
-        for key, value in facts.items():
+        notes = facts.pop("notes", [])
+        shown = {key: value for key, value in facts.items() if key not in _FOR_PROGRAMS}
+        width = max(len(key) for key in shown)
+        for key, value in shown.items():
             print(f"{key.replace('_', ' ').ljust(width)}  {_shown(value)}")
+        for note in notes:
+            print(f"note: {note}")
     return 0
+
+
+def _facts(name: str | None, max_model_len: int | None) -> dict[str, Any]:
+    if max_model_len is not None and max_model_len < 1:
+        raise RequestError(f"--max-model-len {max_model_len} must be at least 1")
+    if name is not None:
+        from slipstream.cli.convert_cmd import drafter_folder
+        from slipstream.cli.drafter_facts import drafter_facts, is_drafter
+
+        folder = drafter_folder(name)
+        if is_drafter(folder):
+            return drafter_facts(name, folder, max_model_len)
+    if max_model_len is not None:
+        raise RequestError("--max-model-len has no effect here: it goes with a drafter")
+    return machine_facts() if name is None else model_facts(name)
 
 
 def machine_facts() -> dict[str, Any]:
@@ -59,7 +83,7 @@ def cache_facts() -> dict[str, Any]:
     models = root / "models"
     found = sorted(p for p in models.iterdir() if p.is_dir()) if models.is_dir() else []
     sizes = {p.name: sum(f.stat().st_size for f in p.rglob("*") if f.is_file()) for p in found}
-    return {"root": str(root)} | {name: _size(size) for name, size in sizes.items()}
+    return {"root": str(root)} | {name: size_text(size) for name, size in sizes.items()}
 
 
 def model_facts(name: str) -> dict[str, Any]:
@@ -92,10 +116,11 @@ def _memory(config: dict[str, Any], layers: int | None, context: int | None) -> 
         return None
     width = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     per_token = 2 * layers * heads * width * 2
-    return f"{_size(per_token * context)} at full context in 16 bits ({_size(per_token)} per token)"
+    return f"{size_text(per_token * context)} at full context in 16 bits ({size_text(per_token)} per token)"
 
 
-def _size(count: float) -> str:
+def size_text(count: float) -> str:
+    """Write a number of bytes in the unit that suits it."""
     for unit in ("B", "kB", "MB"):
         if count < 1000:
             return f"{count:.3g} {unit}"
