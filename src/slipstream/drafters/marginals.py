@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from slipstream.drafters.ranks import Ranked, rank
-from slipstream.drafters.trees import Pool, Seconds, best_tree
+from slipstream.drafters.trees import Pool, Seconds, best_tree, moved
 from slipstream.types import Draft, Sequence
 
 
@@ -40,7 +40,7 @@ def marginal_tree(
         x = logits[:, :depth]
         ranked = rank([row for row in rows for _ in range(depth)], x.reshape(-1, x.shape[-1]), most)
         draft = best_tree(rows, marginal_pool(ranked, depth, most), limits, seconds)
-    return draft if device is None else _moved(draft, torch.device(device))
+    return draft if device is None else moved(draft, torch.device(device))
 
 
 def broken(logits: Tensor, limits: Seq[int]) -> list[int]:
@@ -78,12 +78,3 @@ def _pairs(width: int, parents: int, tokens: int, device: torch.device) -> tuple
     i, r = torch.meshgrid(torch.arange(parents), torch.arange(tokens), indexing="ij")
     able = (i + 1) * (r + 1) <= width
     return i[able].to(device), r[able].to(device)
-
-
-def _moved(draft: Draft, device: torch.device) -> Draft:
-    if draft.tokens.device == device:
-        return draft
-    tokens, parents, length, draw = (
-        part.to(device) for part in (draft.tokens, draft.parents, draft.length, draft.draw)
-    )
-    return Draft(tokens, parents, length, draw, None, draft.chain)

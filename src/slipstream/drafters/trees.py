@@ -69,6 +69,33 @@ def widen(draft: Draft, width: int) -> Draft:
     )
 
 
+def merge(rows: Seq[Sequence], parts: Seq[tuple[list[int], Draft]], device: torch.device) -> Draft:
+    """Join drafts of some rows each, given by their places in the batch, on `device`; rows in none have their root."""
+    if len(parts) == 1 and parts[0][0] == list(range(len(rows))):
+        return moved(parts[0][1], device)
+    nothing = torch.zeros(len(rows), 0, dtype=torch.int64, device=device)
+    width = max([1, *(draft.nodes for _, draft in parts)])
+    whole = widen(_written(rows, nothing, nothing, torch.zeros(len(rows), dtype=torch.int64, device=device)), width)
+    laws = [draft.q for _, draft in parts if draft.q is not None]
+    q = laws[0].new_zeros((len(rows), width, laws[0].shape[2]), device=device) if laws else None
+    for which, draft in parts:
+        part, at = moved(widen(draft, width), device), torch.tensor(which, device=device)
+        for name in ("tokens", "parents", "length", "draw"):
+            getattr(whole, name)[at] = getattr(part, name)
+        if q is not None and part.q is not None:
+            q[at] = part.q
+    chain = bool((whole.parents == torch.arange(-1, width - 1, device=device)).all())
+    return replace(whole, q=q, chain=chain)
+
+
+def moved(draft: Draft, device: torch.device) -> Draft:
+    """Return the draft on `device`."""
+    if draft.tokens.device == device:
+        return draft
+    tokens, parents, length, draw = (t.to(device) for t in (draft.tokens, draft.parents, draft.length, draft.draw))
+    return Draft(tokens, parents, length, draw, None if draft.q is None else draft.q.to(device), draft.chain)
+
+
 def _worth(gains: Tensor, seconds: Seconds) -> Tensor:
     """Mark the nodes worth their time; gains [B, N] are path probabilities, falling along each row."""
     B, N = gains.shape

@@ -1,0 +1,154 @@
+"""Trees of hybrid nodes (2502.18779): a node's children are one token drawn from q and some of the likeliest.
+
+The drawn child comes first, from q' = q without the likeliest ones, renormalised; q' is the row that is recorded. What
+each level may hold, which nodes get children and how many are fixed is settled by the scores of paths before any token
+of the level is drawn, and what is drawn stays (law 4). Scores of finished levels may be looked at: they precede.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+import torch
+from torch import Tensor
+
+from slipstream.drafters.frontier import Level
+from slipstream.drafters.ranks import end_ids, highest
+from slipstream.sampling.laws import draft_law, needs_history
+from slipstream.types import Draft, Draw, Rngs, Sequence
+
+
+class Hybrid:
+    """The trees of the rows `which` of a batch while they grow. `rows`, `limits` and `rngs` are the whole batch's."""
+
+    def __init__(self, rows: list[Sequence], which: list[int], limits: Seq[int], rngs: Rngs, top_k: int) -> None:
+        self.rows, self._whole, self._which, self._rngs = [rows[b] for b in which], len(rows), which, rngs
+        self.top_k = top_k
+        self.broken: set[int] = set()
+        self._ends = end_ids(self.rows)  # [B, E]
+        self._limits = torch.tensor([limits[b] for b in which])
+        shape = (len(which), 1 + max(limits[b] for b in which))
+        self.tokens = torch.zeros(shape, dtype=torch.int64)
+        self.tokens[:, 0] = torch.tensor([row.tokens[-1] for row in self.rows])
+        self.parents = torch.arange(-1, shape[1] - 1).repeat(shape[0], 1)
+        self.draw = torch.zeros_like(self.tokens)
+        self.length = torch.ones(shape[0], dtype=torch.int64)
+        self.q: Tensor | None = None  # [B, N, V]
+        one = torch.zeros(shape[0], 1, dtype=torch.int64)
+        rows_of = torch.arange(shape[0])[:, None]
+        self._parents = Level(self.tokens[:, :1], one.double(), one, rows_of, torch.ones_like(one, dtype=torch.bool))
+        self._level = self._parents
+
+    def extend(self, logits: Tensor, depth: int, levels_left: int) -> None:
+        """Give the nodes of the last level run their children: logits [n, V] of the nodes that are ok, in order."""
+        level = self._parents
+        b, f = level.ok.nonzero(as_tuple=True)
+        fine = logits.amax(-1).isfinite().cpu()
+        self.broken |= set(b[~fine].tolist())
+        law = draft_law([self.rows[i] for i in b.tolist()], self._prefixes(level), logits)  # [n, V]
+        scores, ids = self._fixed(law)  # [n, K - 1]
+        table = level.scores.new_full((*level.ok.shape, 1 + ids.shape[1]), -torch.inf)
+        own = level.scores[b, f].masked_fill(~fine, -torch.inf)[:, None]
+        table[b, f] = torch.cat([own, own + scores], 1)
+        keep = self._keep(table, levels_left)  # [B, F, K]
+        rest = self._without(law, ids, keep[b, f, 1:])
+        mass = rest.sum(1, keepdim=True)
+        keep[b, f, 0] &= mass[:, 0].cpu() > 0  # nothing is left to draw when the fixed ones are all there is
+        tokens = torch.zeros(table.shape, dtype=torch.int64)
+        tokens[b, f, 1:] = ids
+        tokens[b, f, 0] = self._drawn(rest / torch.where(mass > 0, mass, 1.0), (b, f), keep[b, f, 0], depth)
+        table[b, f, 0] += law.gather(1, tokens[b, f, :1].to(law.device))[:, 0].double().log().clamp(max=0.0).cpu()
+        self._append(tokens, keep, table)
+
+    def frontier(self, width: int) -> Level:
+        """Return the nodes of the last level that should be run: the best that can still have children."""
+        room = (self._limits - self.length + 1 > 0)[:, None]
+        level = self._level
+        ended = (level.tokens[:, :, None] == self._ends[:, None, :]).any(-1)
+        level = Level(level.tokens, level.scores, level.at, level.home, level.ok & room & ~ended).best(width)
+        used = int(level.ok.sum(1).max()) if level.ok.numel() else 0
+        return level.best(used)
+
+    def reach(self, level: Level, where: Tensor) -> None:
+        """Hear which nodes were run, and where their states are."""
+        self._parents = Level(level.tokens, level.scores, level.at, where, level.ok)
+
+    def draft(self) -> Draft:
+        """Return what was drafted."""
+        n = int(self.length.max())
+        parents = self.parents[:, :n]
+        chain = bool((parents == torch.arange(-1, n - 1)).all())
+        q = None if self.q is None else self.q[:, :n]
+        return Draft(self.tokens[:, :n], parents, self.length, self.draw[:, :n], q, chain)
+
+    def _prefixes(self, level: Level) -> list[list[int]]:
+        """Return the whole prefix of each node run, for rows whose law depends on it; else nothing."""
+        b, f = level.ok.nonzero(as_tuple=True)
+        nodes = zip(b.tolist(), level.at[b, f].tolist(), strict=True)
+        return [self._path(i, node) if needs_history(self.rows[i].params) else [] for i, node in nodes]
+
+    def _path(self, b: int, node: int) -> list[int]:
+        path = []
+        while node > 0:
+            path.append(int(self.tokens[b, node]))
+            node = int(self.parents[b, node])
+        return [*self.rows[b].tokens, *reversed(path)]
+
+    def _fixed(self, law: Tensor) -> tuple[Tensor, Tensor]:
+        """Return log-probability and id of the children that may be fixed [n, K - 1]."""
+        if self.top_k == 1:
+            return torch.zeros(len(law), 0, dtype=torch.float64), torch.zeros(len(law), 0, dtype=torch.int64)
+        values, ids = highest(law, self.top_k - 1)
+        return values.double().log().clamp(max=0.0).cpu(), ids.cpu()
+
+    def _keep(self, table: Tensor, levels_left: int) -> Tensor:
+        """Choose the children of a level from their scores before drawing [B, F, K]: slot 0, which is the drawn one,
+        has its parent's.
+
+        Of the nodes left, levels get shares that fall evenly to the last: a wide level is worth most near the root.
+        """
+        left = self._limits - self.length + 1
+        share = (2 * left + levels_left) // (levels_left + 1)  # rounded up
+        scores, order = table.flatten(1).sort(dim=1, descending=True, stable=True)
+        allowed = (torch.arange(scores.shape[1]) < torch.minimum(share, left)[:, None]) & (scores > -torch.inf)
+        return torch.zeros_like(allowed).scatter_(1, order, allowed).view(table.shape)
+
+    def _without(self, law: Tensor, ids: Tensor, kept: Tensor) -> Tensor:
+        """Take the fixed children that are kept [n, K - 1] out of law [n, V]."""
+        ids, kept = ids.to(law.device), kept.to(law.device)
+        return law.scatter(1, ids, law.gather(1, ids).masked_fill(kept, 0.0))
+
+    def _drawn(self, law: Tensor, at: tuple[Tensor, Tensor], drawing: Tensor, depth: int) -> Tensor:
+        """Draw a child from law [n, V] for each node that is `drawing`, and record the rows -> [n]."""
+        b, f = at
+        if self.q is None:
+            self.q = torch.zeros((*self.tokens.shape, law.shape[1]), dtype=law.dtype, device=law.device)
+        self.q[b, self._parents.at[b, f]] = law
+        tokens = torch.zeros(len(b), dtype=torch.int64)
+        whole = torch.tensor(self._which)
+        for place in range(int(f.max()) + 1 if len(f) else 0):  # a row draws one token a call: at most top_k calls
+            mine = (drawing & (f == place)).nonzero()[:, 0]
+            if not len(mine):
+                continue
+            to = whole[b[mine]]
+            w = law.new_zeros(self._whole, law.shape[1])
+            w[to] = law[mine]  # law 3: drawn from the recorded rows
+            active = torch.zeros(self._whole, dtype=torch.bool, device=law.device)
+            active[to] = True
+            tokens[mine] = self._rngs.draft(w, depth, active).cpu()[to]
+        return tokens
+
+    def _append(self, tokens: Tensor, keep: Tensor, scores: Tensor) -> None:
+        """Add the children that are kept; tokens, keep, scores [B, F, K]."""
+        above = self._parents
+        shape = keep.shape
+        flat = keep.flatten(1)
+        place = self.length[:, None] + flat.cumsum(1) - 1
+        b, m = flat.nonzero(as_tuple=True)
+        to = place[b, m]
+        self.tokens[b, to] = tokens.flatten(1)[b, m]
+        self.parents[b, to] = above.at[:, :, None].expand(shape).flatten(1)[b, m]
+        self.draw[b, to] = torch.where(m % shape[2] == 0, int(Draw.SAMPLED), int(Draw.FIXED))
+        self.length = self.length + flat.sum(1)
+        home = above.home[:, :, None].expand(shape).flatten(1)
+        self._level = Level(tokens.flatten(1), scores.flatten(1), place, home, flat)
