@@ -153,9 +153,11 @@ class DSpark:
     def _chains(self, work: Drawing, said: _Said) -> None:
         """Draw every row's chain, slot after slot."""
         rows, deepest = [work.rows[b] for b in work.live], max(work.limits)
-        states = self.context.block(rows, deepest)  # [n, D, H]
+        states = self.context.block(rows, deepest, anchor=self.net.runs_in)  # [n, D, H]
         roots = torch.tensor([row.tokens[-1] for row in rows], device=states.device)
         walk = _Walk(list(range(len(rows))), roots)
+        if self.net.runs_in:
+            walk.state, states = self.net.before(states[:, 0], roots), states[:, 1:]
         step = max(1, _MOST_LOGITS // (self.vocab * len(rows)))
         for depth in range(1, deepest + 1):
             if (depth - 1) % step == 0:

@@ -65,6 +65,13 @@ class SlotHeads:
         x, state = self._mixed(hidden, e, state)
         return Corrected(_wide(base) + _wide(self.w2(x)), confidence, state)
 
+    def before(self, hidden: Tensor, anchors: Tensor) -> Tensor:
+        """Return the rnn state [R, r] that the anchor's slot leaves where it drafts nothing: it was trained through."""
+        assert self.w1 is not None
+        state = self._mixed(hidden, self.w1[anchors.to(self.w1.device)], None)[1]
+        assert state is not None
+        return state
+
     def _mixed(self, hidden: Tensor, e: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Return what the bias is a linear map of [R, r], and the rnn's next state."""
         if self.mix is None:
@@ -86,8 +93,9 @@ class SlotHeads:
 class DSparkNet:
     """A DFlash body (`backbone`) and the heads that read its slots (`heads`).
 
-    `first` is the slot that drafts first: 0, or 1 where the anchor's slot predicts nothing. `fingerprint` tells
-    drafters apart: what was fitted to one of them must not be used with another.
+    `first` is the slot that drafts first: 0, or 1 where the anchor's slot predicts nothing; `runs_in`: the rnn reads
+    that slot all the same. `fingerprint` tells drafters apart: what was fitted to one of them must not be used with
+    another.
     """
 
     def __init__(
@@ -105,6 +113,7 @@ class DSparkNet:
         ids = max(tables.vocab, config.vocab.target)
         self.heads = SlotHeads(config.markov, Cast(tensors, tables.dtype, tables.device), ids=ids)
         self.first = 0 if self.backbone.shape.anchor_predicts else 1
+        self.runs_in = self.first == 1 and config.markov.kind == "rnn"
         self.fingerprint = fingerprint(tensors)
 
     def context(self, taps: Mapping[int, Tensor], segments: Seq[Segment]) -> None:
@@ -123,6 +132,11 @@ class DSparkNet:
     def correct(self, hidden: Tensor, base: Tensor, previous: Tensor, state: Tensor | None = None) -> Corrected:
         """Correct one slot of each row by the token before it; see `SlotHeads`."""
         return self.heads(hidden, base, previous, state)
+
+    @torch.no_grad()
+    def before(self, hidden: Tensor, anchors: Tensor) -> Tensor:
+        """Return what the anchor's slot, in states hidden [R, H], hands to the first that drafts; see `runs_in`."""
+        return self.heads.before(hidden, anchors)
 
     @property
     def layers(self) -> DraftLayers:
