@@ -18,11 +18,12 @@ from native_kit import VOCAB, save, tiny, tokens
 from torch import Tensor
 from transformers.generation import candidate_generator as theirs
 
+from slipstream.checkpoints.draft_reading import TargetFacts
+from slipstream.checkpoints.drafters import read_drafter
 from slipstream.nets.decoder import CachedDecoder, load_decoder
 from slipstream.nets.dflash import DFlashNet
-from slipstream.nets.draft_config import Block, Body, DraftConfig, Features, Tables, Vocab
+from slipstream.nets.draft_config import Tables
 from slipstream.nets.draft_layers import Segment
-from slipstream.nets.families import Rope
 
 TOLERANCE = 1e-4
 BLOCK, MASK, LAYERS, PROMPT, NEW = 5, 96, 3, 11, 30
@@ -88,35 +89,13 @@ def their_rounds(target: Any, drafter: Any, prompt: list[int], monkeypatch: pyte
     return heard
 
 
-def ours_of(drafter: Any, decoder: CachedDecoder, window: int) -> DFlashNet:
-    """The same weights under our names. Their window of w reaches w tokens back, ours of w reaches w - 1."""
-    c = drafter.config
-    windows = tuple(window + 1 if kind == "sliding_attention" else None for kind in c.layer_types)
-    body = Body(
-        hidden=c.hidden_size,
-        layers=c.num_hidden_layers,
-        heads=c.num_attention_heads,
-        kv_heads=c.num_key_value_heads,
-        head_dim=c.head_dim,
-        mlp=c.intermediate_size,
-        windows=windows,
-        eps=c.rms_norm_eps,
-        rope=Rope(c.rope_parameters["rope_theta"]),
-        qk_norm=True,
-    )
-    config = DraftConfig(
-        algorithm="dflash",
-        layout="transformers",
-        features=Features(tuple(k + 1 for k in c.target_layer_ids), c.hidden_size),
-        vocab=Vocab(VOCAB, VOCAB),
-        body=body,
-        block=Block(c.block_size, c.mask_token_id, False, (False,) * len(windows)),
-    )
-    names = {"encoder.fc.weight": "fc.weight", "encoder.output_norm_enc.weight": "hidden_norm.weight"}
-    tensors = {names.get(name, name): value for name, value in drafter.state_dict().items()}
+def ours_of(drafter: Any, decoder: CachedDecoder, folder: Path) -> DFlashNet:
+    """The same weights, read from the files transformers writes."""
     net = decoder.net
-    tables = Tables(net.embed, net.logits, VOCAB, VOCAB, c.hidden_size, net.dtype, net.device)
-    return DFlashNet(config, tensors, tables, max_rows=2, max_len=64, max_nodes=BLOCK)
+    facts = TargetFacts("tiny", net.config.hidden, net.config.layers, VOCAB, VOCAB)  # their file names no vocabulary
+    found = read_drafter(save(drafter, folder), facts)
+    tables = Tables(net.embed, net.logits, VOCAB, VOCAB, net.config.hidden, net.dtype, net.device)
+    return DFlashNet(found.config, found.tensors, tables, max_rows=2, max_len=64, max_nodes=BLOCK)
 
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -136,8 +115,8 @@ def test_every_round_gives_their_logits(
     drafter = drafter_of(kinds, window, target.config.hidden_size)
     drafter.set_attn_implementation(attention)
     heard = their_rounds(target, drafter, tokens(PROMPT), monkeypatch)
-    decoder = load_decoder(save(target, tmp_path), "float32", "cpu", max_len=64)
-    net = ours_of(drafter, decoder, window)
+    decoder = load_decoder(save(target, tmp_path / "target"), "float32", "cpu", max_len=64)
+    net = ours_of(drafter, decoder, tmp_path / "drafter")
 
     assert len(heard[0].tokens) == PROMPT + 1
     steps = [len(b.tokens) - len(a.tokens) for a, b in itertools.pairwise(heard)]

@@ -1,12 +1,13 @@
 """DFlash files of transformers: model_type muse_glimmer_assistant.
 
-In: a `Reading` with flat keys. Out: the canonical record. Sliding layers see the whole block, unlike elsewhere; layer
-numbers are outputs.
+In: a `Reading` with flat keys. Out: the canonical record. Sliding layers see the whole block, unlike elsewhere, and a
+window of w reaches w tokens back where ours reaches w - 1; layer numbers are outputs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from slipstream.checkpoints.draft_body import concat_features, mask_token, read_body, read_taps, read_vocab
@@ -38,6 +39,7 @@ def _record(r: Reading) -> DraftConfig:
     if own:
         raw.setdefault("layer_types", ["sliding_attention"] * layers)
     body = read_body(r, raw)
+    body = replace(body, windows=tuple(None if w is None else w + 1 for w in body.windows))
     return DraftConfig(
         "dflash",
         r.layout.name,
