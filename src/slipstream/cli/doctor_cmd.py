@@ -1,0 +1,94 @@
+"""`slipstream doctor DRAFTER --model TARGET`: read the drafter the way it was trained, or say what to change.
+
+Exit status 1 when another reading of the file beats its own by a clear margin. stdout carries the report (with --json
+one object, nothing else); notes and the bar go to stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from slipstream.cli import options
+from slipstream.cli.options import say
+from slipstream.types import RequestError
+
+PROMPTS, TOKENS = 8, 32
+
+
+def declare(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's options."""
+    parser.add_argument("drafter", metavar="DRAFTER", help="a drafter's folder or hub id")
+    options.add_model_options(parser)
+    group = parser.add_argument_group("self-test")
+    group.add_argument("--suite", default="free", metavar="NAME", help="prompts: free, grounded, demo, or a JSONL file")
+    group.add_argument("--prompts", type=int, default=PROMPTS, metavar="N", help="prompts answered (%(default)s)")
+    group.add_argument("--max-tokens", type=int, default=TOKENS, metavar="N", help="of each answer (%(default)s)")
+    parser.add_argument_group("output").add_argument("--json", action="store_true", help="one JSON object on stdout")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command and return its exit status."""
+    for name, value in (("prompts", args.prompts), ("max-tokens", args.max_tokens)):
+        if value < 1:
+            raise RequestError(f"--{name} {value} must be at least 1")
+    from slipstream import learned, models
+    from slipstream.checkpoints.drafters import read_drafter
+    from slipstream.llm import LLM
+    from slipstream.measure.doctor.examine import examine, read_raw
+    from slipstream.measure.doctor.report import as_dict, lines_of
+
+    path = _path(args.drafter, learned.ALGORITHMS)
+    folder = models.resolve(path)
+    prompts = _prompts(args)
+    llm = LLM(
+        args.model,
+        "none",
+        dtype=args.dtype,
+        device=args.device,
+        max_model_len=args.max_model_len,
+        quantize=args.quantize,
+        target=args.target,
+    )
+    # a tap at the last layer is refused elsewhere, since trainers mean two things by it; here both are measured
+    found = read_drafter(folder, learned.facts_of(llm.opened), final_layer=True)
+    for note in (*llm.notes, *(f"drafter: {note}" for note in found.notes)):
+        say(note)
+    with _bar() as progress:
+        diagnosis = examine(llm, found, prompts, read_raw(folder), tokens=args.max_tokens, progress=progress)
+    if args.json:
+        print(json.dumps(as_dict(diagnosis, args.drafter, args.model), ensure_ascii=False))
+    else:
+        print("\n".join(lines_of(diagnosis, args.drafter)))
+    return 0 if diagnosis.winner is None else 1
+
+
+def _path(spec: str, algorithms: Any) -> str:
+    """Take a drafter's spec as `--drafter` does, or a bare path."""
+    name, _, path = spec.partition(":")
+    return path if name in algorithms and path else spec
+
+
+def _prompts(args: argparse.Namespace) -> list[Any]:
+    from slipstream.measure.suites import load_suite
+    from slipstream.measure.workloads import KINDS, load_prompts
+
+    found = load_prompts(args.suite) if args.suite in KINDS else load_suite(args.suite).prompts
+    return found[: args.prompts]
+
+
+@contextmanager
+def _bar() -> Iterator[Any]:
+    from tqdm import tqdm
+
+    with tqdm(file=sys.stderr, disable=not sys.stderr.isatty(), leave=False) as bar:
+
+        def show(what: str, done: int, total: int) -> None:
+            bar.total, bar.n = total, done
+            bar.set_description_str(what)
+
+        yield show
