@@ -28,6 +28,8 @@ LAYER = {
     "text": 3,
     "testing": 4,
     "config": 4,
+    "machine": 4,
+    "learned": 4,
     "models": 4,
     "build": 4,
     "llm": 5,
@@ -148,7 +150,8 @@ def test_identifiers_use_the_glossary(path: Path) -> None:
 def test_there_is_one_decode_loop() -> None:
     callers = [ids(p) for p in FILES if re.search(r"\.score\(", p.read_text()) and "Target" not in unit(p)]
     allowed = {"engine/engine.py"}
-    callers = [c for c in callers if not c.startswith(("targets/", "testing/", "measure/certify"))]
+    # control/cost.py times passes and looks at nothing they say
+    callers = [c for c in callers if not c.startswith(("targets/", "testing/", "measure/certify", "control/cost.py"))]
     assert set(callers) <= allowed, f"a second decode loop? {callers}"
 
 

@@ -50,27 +50,29 @@ def save_tokenizer(folder: Path, extra: list[str]) -> int:
     return tok.get_vocab_size()
 
 
-def save_weights(folder: Path, vocab: int, seed: int) -> None:
-    """Save random weights for `CONFIG`."""
+def save_weights(folder: Path, vocab: int, seed: int, layers: int = 2) -> None:
+    """Save random weights for `CONFIG` with so many layers."""
     g = torch.Generator().manual_seed(seed)
     h, inter, kv = CONFIG["hidden_size"], CONFIG["intermediate_size"], 16
     shapes = {"model.embed_tokens.weight": (vocab, h), "lm_head.weight": (vocab, h)}
-    for k in range(CONFIG["num_hidden_layers"]):
+    for k in range(layers):
         p = f"model.layers.{k}."
         shapes |= {f"{p}self_attn.{n}_proj.weight": (h if n in "qo" else kv, h) for n in "qkvo"}
         shapes |= {f"{p}mlp.{n}_proj.weight": (inter, h) for n in ("gate", "up")}
         shapes[f"{p}mlp.down_proj.weight"] = (h, inter)
     weights = {name: torch.randn(shape, generator=g) * 0.3 for name, shape in shapes.items()}
-    norms = [f"model.layers.{k}.{n}_layernorm.weight" for k in range(2) for n in ("input", "post_attention")]
+    norms = [f"model.layers.{k}.{n}_layernorm.weight" for k in range(layers) for n in ("input", "post_attention")]
     weights |= {name: torch.ones(h) for name in [*norms, "model.norm.weight"]}
     save_file(weights, str(folder / "model.safetensors"), metadata={"format": "pt"})
 
 
-def make_model(folder: Path, *, seed: int = 0, extra: list[str] | None = None) -> Path:
+def make_model(folder: Path, *, seed: int = 0, extra: list[str] | None = None, layers: int = 2) -> Path:
     """Write a complete model folder."""
     folder.mkdir(parents=True, exist_ok=True)
     vocab = save_tokenizer(folder, extra or [])
-    (folder / "config.json").write_text(json.dumps(CONFIG | {"vocab_size": vocab, "eos_token_id": 0}))
+    (folder / "config.json").write_text(
+        json.dumps(CONFIG | {"vocab_size": vocab, "eos_token_id": 0, "num_hidden_layers": layers})
+    )
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 0}))
-    save_weights(folder, vocab, seed)
+    save_weights(folder, vocab, seed, layers)
     return folder

@@ -6,22 +6,24 @@ so a plug-in is one line. torch and the plug-ins themselves are imported when so
 
 from __future__ import annotations
 
-import contextlib
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from functools import cache
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from slipstream.config import DrafterConfig, EngineConfig, TargetConfig, choose, nearest, unknown
-from slipstream.types import Drafter, RequestError, Target, VerifyRule, WorkError
+from slipstream.machine import cpu_flags, memory_guard, read_model_config, resolve_device, resolve_dtype
+from slipstream.types import Drafter, RequestError, Target, VerifyRule
+
+__all__ = ["cpu_flags", "memory_guard", "read_model_config", "resolve_device", "resolve_dtype"]
 
 if TYPE_CHECKING:
     import torch
 
+    from slipstream.control.cost import CostTable
     from slipstream.engine import Engine
     from slipstream.text import Detokenizer, Tokenizer
 
@@ -29,13 +31,14 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class PlugIn:
     """One line of a table. `draft_tokens` is a drafter's default; `path`: its spec is `name:PATH`; `draws`: at
-    temperature above 0 it samples its tokens."""
+    temperature above 0 it samples its tokens; `learned`: a checkpoint made for one target, read by `learned`."""
 
     summary: str
     make: Callable[..., Any]
     draft_tokens: int = 0
     path: bool = False
     draws: bool = False
+    learned: bool = False
     options: tuple[str, ...] = ()
 
 
@@ -56,6 +59,28 @@ class Opened:
     notes: list[str] = field(default_factory=list)
     lock: threading.RLock = field(default_factory=threading.RLock)
     busy: Engine | None = None
+    measured: CostTable | None = None
+
+    def cost(self) -> CostTable:
+        """Return what a pass of the target costs by its nodes; measured once, when nothing is being decoded."""
+        from slipstream.control.cost import measure
+
+        with self.lock:
+            if self.measured is None:
+                if self.busy is not None and not self.busy.idle:
+                    raise RequestError("the target is decoding: its cost can only be measured when it is idle")
+                self.measured = measure(self.target)
+            return self.measured
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a drafter is built for: where it is, rows decoded at once, its options, and whether it may draft trees."""
+
+    path: str = ""
+    rows: int = 1
+    options: Mapping[str, Any] = field(default_factory=dict)
+    tree: bool = True
 
 
 @dataclass(frozen=True)
@@ -65,6 +90,7 @@ class DrafterChoice:
     name: str
     path: str = ""
     reason: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -77,32 +103,45 @@ class Guess:
     notes: list[str] = field(default_factory=list)
 
 
-def _make_none(opened: Opened, path: str, rows: int, options: Mapping[str, Any]) -> Drafter:
+def _make_none(opened: Opened, wanted: Wanted) -> Drafter:
     from slipstream.drafters.none import NoDraft
 
     return NoDraft(device=opened.device)
 
 
-def _make_lookup(opened: Opened, path: str, rows: int, options: Mapping[str, Any]) -> Drafter:
+def _make_lookup(opened: Opened, wanted: Wanted) -> Drafter:
     from slipstream.drafters.lookup import Lookup, LookupOptions
 
-    return Lookup(LookupOptions(**options), vocab=opened.target.caps.vocab, device=opened.device)
+    return Lookup(LookupOptions(**wanted.options), vocab=opened.target.caps.vocab, device=opened.device)
 
 
-def _make_draft_model(opened: Opened, path: str, rows: int, options: Mapping[str, Any]) -> Drafter:
+def _make_draft_model(opened: Opened, wanted: Wanted) -> Drafter:
     from slipstream import models
     from slipstream.drafters.draft_model import DraftModel
     from slipstream.nets.decoder import load_decoder
     from slipstream.nets.families import read_config
     from slipstream.text import check_vocabularies, load_tokenizer
 
-    folder = models.resolve(path)
-    warnings = check_vocabularies(opened.tokenizer, load_tokenizer(folder), opened.name, path)
+    folder = models.resolve(wanted.path)
+    warnings = check_vocabularies(opened.tokenizer, load_tokenizer(folder), opened.name, wanted.path)
     opened.notes.extend(warnings)
     caps = opened.target.caps
     own = read_config(read_model_config(folder)).max_len
-    decoder = load_decoder(folder, opened.dtype, opened.device, max_rows=rows, max_len=min(own, caps.max_len))
-    return DraftModel(decoder, vocab=caps.vocab, max_rows=rows, device=opened.device)
+    decoder = load_decoder(folder, opened.dtype, opened.device, max_rows=wanted.rows, max_len=min(own, caps.max_len))
+    return DraftModel(decoder, vocab=caps.vocab, max_rows=wanted.rows, device=opened.device)
+
+
+def _learned(algorithm: str) -> Callable[[Opened, Wanted], tuple[Drafter, int]]:
+    def make(opened: Opened, wanted: Wanted) -> tuple[Drafter, int]:
+        from slipstream.learned import make_drafter
+
+        return make_drafter(algorithm, opened, wanted)
+
+    return make
+
+
+def _head(algorithm: str, summary: str, draft_tokens: int, *options: str, draws: bool = True) -> PlugIn:
+    return PlugIn(summary, _learned(algorithm), draft_tokens, path=True, draws=draws, learned=True, options=options)
 
 
 def _make_native(folder: Path, dtype: torch.dtype, device: str, **sizes: Any) -> Target:
@@ -129,6 +168,8 @@ def _rule(name: str) -> Callable[[], VerifyRule]:
     return make
 
 
+_EAGLE = ("shape", "depth", "top_k")
+_DSPARK = ("schedule", "threshold", "temperatures")
 DRAFTERS: Mapping[str, PlugIn] = MappingProxyType(
     {
         "none": PlugIn("guesses nothing: plain decoding", _make_none),
@@ -136,6 +177,12 @@ DRAFTERS: Mapping[str, PlugIn] = MappingProxyType(
             "copies what followed the same words before", _make_lookup, 10, options=("min_ngram", "max_ngram")
         ),
         "draft_model": PlugIn("a smaller model of the same vocabulary", _make_draft_model, 4, path=True, draws=True),
+        "eagle": _head("eagle", "EAGLE-1/2: a layer that foresees the target's last state", 12, *_EAGLE),
+        "eagle3": _head("eagle3", "EAGLE-3: a layer fed with several of the target's layers", 12, *_EAGLE),
+        "peagle": _head("peagle", "P-EAGLE: EAGLE-3 that drafts all tokens in one pass", 6, "depth"),
+        "dflash": _head("dflash", "DFlash: a whole block denoised in one pass", 15, "shape"),
+        "dspark": _head("dspark", "DSpark: a block, corrected token by token, as long as it pays", 7, *_DSPARK),
+        "medusa": _head("medusa", "Medusa-1: one head per position, a tree of their guesses", 15, "shape", draws=False),
     }
 )
 TARGETS: Mapping[str, PlugIn] = MappingProxyType(
@@ -153,12 +200,36 @@ RULES: Mapping[str, PlugIn] = MappingProxyType(
         "coupled": PlugIn("shared noise: same seed, same text with any drafter", _rule("coupled")),
     }
 )
-PLANNED = ("suffix", "eagle", "eagle3", "dflash", "dspark", "medusa", "mtp", "mlp_speculator", "self_spec")
+PLANNED = ("suffix", "mtp", "mlp_speculator", "self_spec")
 
 
 def parse_drafter(spec: str) -> DrafterChoice:
-    """Read a drafter spec: a name, `name:PATH`, `auto`, or the bare PATH of a model."""
-    spec = spec.strip()
+    """Read a drafter spec: a name, `name:PATH`, `auto`, or the bare PATH of a model or a learned drafter.
+
+    Options follow a question mark: `eagle3:PATH?shape=chain&depth=4`.
+    """
+    bare, options = _options_of(spec.strip())
+    choice = _choice(bare)
+    return replace(choice, options=options) if options else choice
+
+
+def _options_of(spec: str) -> tuple[str, dict[str, Any]]:
+    bare, mark, text = spec.rpartition("?")
+    if not mark:
+        return spec, {}
+    options: dict[str, Any] = {}
+    for part in text.split("&"):
+        key, equals, value = part.partition("=")
+        if not (key and equals and value):
+            raise RequestError(f"drafter {spec!r}: options are written ?key=value&key=value, not {text!r}")
+        try:
+            options[key] = json.loads(value)
+        except json.JSONDecodeError:
+            options[key] = value
+    return bare, options
+
+
+def _choice(spec: str) -> DrafterChoice:
     if spec == "auto":
         return DrafterChoice("lookup", reason="drafter auto: lookup (needs no second model)")
     name, _, path = spec.partition(":")
@@ -167,6 +238,9 @@ def parse_drafter(spec: str) -> DrafterChoice:
             wanted = f"{name}:PATH" if DRAFTERS[name].path else name
             raise RequestError(f"drafter {spec!r} must be written {wanted}")
         return DrafterChoice(name, path)
+    kind = _drafter_kind(spec)
+    if kind is not None:
+        return DrafterChoice(kind, spec, reason=f"drafter {spec}: recognised as {kind}")
     if _is_model(spec):
         return DrafterChoice("draft_model", spec, reason=f"drafter {spec}: a model folder, used as draft_model")
     if name in PLANNED or "+" in spec:
@@ -174,6 +248,16 @@ def parse_drafter(spec: str) -> DrafterChoice:
     if "/" in name or "\\" in name or name.endswith(".gguf"):
         raise RequestError(f"drafter {spec!r}: no such model folder (one with a config.json); available: {_specs()}")
     raise RequestError(f"unknown drafter {spec!r}{nearest(name, DRAFTERS)}; available: {_specs()}, or a model folder")
+
+
+def _drafter_kind(spec: str) -> str | None:
+    """Return the algorithm of a learned drafter's folder; None when it is anything else."""
+    path = Path(spec).expanduser()
+    if not path.is_dir() or not (path / "config.json").is_file():
+        return None
+    from slipstream.learned import recognise
+
+    return recognise(path)
 
 
 def _is_model(spec: str) -> bool:
@@ -228,25 +312,30 @@ def target_kind(folder: Path) -> tuple[str, str]:
     return "native", ""
 
 
-def open_drafter(config: DrafterConfig, opened: Opened, *, rows: int) -> Guess:
-    """Build the drafter a config names, for a loaded target."""
+def open_drafter(config: DrafterConfig, opened: Opened, *, rows: int, tree: bool = True) -> Guess:
+    """Build the drafter a config names, for a loaded target. `tree`: the rule that will verify it handles trees."""
     from slipstream import models
 
     choice = parse_drafter(config.spec)
     plug = DRAFTERS[choice.name]
-    for key in config.options:
+    options = {**choice.options, **config.options}
+    for key in options:
         if key not in plug.options:
             raise unknown(f"option of drafter {choice.name}", key, plug.options)
-    count = plug.draft_tokens if config.draft_tokens is None else config.draft_tokens
-    if choice.name == "none" and count:
-        raise RequestError(f"draft_tokens={count} has no effect with drafter none; use 0, or another drafter")
-    if count == 0 and choice.name != "none":
+    if choice.name == "none" and config.draft_tokens:
+        raise RequestError(f"draft_tokens={config.draft_tokens} has no effect with drafter none; use 0, or another")
+    if config.draft_tokens == 0 and choice.name != "none":
         plug, choice = DRAFTERS["none"], DrafterChoice("none", reason="draft_tokens 0: speculation is off")
     widest = opened.target.caps.max_nodes - 1
-    if count > widest:
-        raise RequestError(f"draft_tokens={count} is more than this target can score at once: at most {widest}")
+    if (config.draft_tokens or 0) > widest:
+        raise RequestError(
+            f"draft_tokens={config.draft_tokens} is more than this target can score at once: at most {widest}"
+        )
+    wanted = Wanted(choice.path, rows, options, tree and opened.target.caps.tree)
     with memory_guard(f"loading drafter {config.spec}"):
-        drafter = plug.make(opened, choice.path, rows, config.options)
+        made = plug.make(opened, wanted)
+    drafter, default = made if plug.learned else (made, plug.draft_tokens)
+    count = min(default, widest) if config.draft_tokens is None else config.draft_tokens
     folder = models.resolve(choice.path) if choice.path else None
     return Guess(drafter, count, folder, [choice.reason] if choice.reason else [])
 
@@ -273,71 +362,10 @@ def make_engine(opened: Opened, guess: Guess, config: EngineConfig) -> Engine:
     def detokenizer() -> Detokenizer:
         return Detokenizer(opened.tokenizer)
 
-    if guess.drafter.needs.taps and opened.kind == "native":
-        opened.target.taps = tuple(guess.drafter.needs.taps)  # type: ignore[attr-defined]
+    # other engines on this target go on reading theirs
+    taps = {*getattr(opened.target, "taps", ()), *guess.drafter.needs.taps}
+    if taps:
+        opened.target.taps = tuple(sorted(taps))  # type: ignore[attr-defined]
     options = EngineOptions(max_rows=config.max_rows, logprobs_mode=config.logprobs_mode)  # type: ignore[arg-type]
     rule = make_rule(config.verify)
     return Engine(opened.target, guess.drafter, rule, FixedBudget(guess.draft_tokens), options, detokenizer=detokenizer)
-
-
-def resolve_device(name: str) -> str:
-    """Return a device torch can use; "auto" is cuda when there is one."""
-    import torch
-
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise RequestError(f"device {name!r} must be auto, cpu, cuda or cuda:N") from None
-    if device.type not in ("cpu", "cuda"):
-        raise RequestError(f"device {name!r} is not supported; use auto, cpu, cuda or cuda:N")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise RequestError(f"device {name!r} does not exist here: {torch.cuda.device_count()} CUDA devices; use cpu")
-    return name
-
-
-def resolve_dtype(name: str, device: str) -> torch.dtype:
-    """Return the number format; "auto" is bfloat16 where the hardware multiplies it natively, else float32."""
-    import torch
-
-    if name == "auto":
-        native = cpu_flags() & {"avx512_bf16", "amx_bf16", "bf16"}
-        name = "bfloat16" if device.startswith("cuda") or native else "float32"
-    dtype: torch.dtype = getattr(torch, name)
-    return dtype
-
-
-@cache
-def cpu_flags() -> frozenset[str]:
-    """Return the CPU's feature flags as the kernel names them; empty where it does not say."""
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        return frozenset()
-    for line in text.splitlines():
-        if line.startswith(("flags", "Features")):
-            return frozenset(line.partition(":")[2].split())
-    return frozenset()
-
-
-@contextlib.contextmanager
-def memory_guard(doing: str) -> Iterator[None]:
-    """Turn running out of memory into a `WorkError` that names what to lower."""
-    try:
-        yield
-    except (MemoryError, RuntimeError) as e:
-        text = str(e).lower()
-        out = isinstance(e, MemoryError) or "out of memory" in text or "can't allocate memory" in text
-        if not out or isinstance(e, WorkError):
-            raise
-        raise WorkError(f"out of memory while {doing}; lower --max-model-len, max_rows or the size of the model") from e
-
-
-def read_model_config(folder: Path) -> dict[str, Any]:
-    """Read a model folder's config.json."""
-    try:
-        found: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError) as e:
-        raise WorkError(f"{folder}/config.json cannot be read: {e}") from e
-    return found

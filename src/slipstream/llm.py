@@ -116,7 +116,8 @@ class LLM:
     def _bind(self, opened: build.Opened, wanted: DrafterConfig | Drafter, count: int | None) -> None:
         rows = self.config.max_rows
         if isinstance(wanted, DrafterConfig):
-            guess = build.open_drafter(wanted, opened, rows=rows)
+            tree = build.make_rule(self.config.verify).tree
+            guess = build.open_drafter(wanted, opened, rows=rows, tree=tree)
         else:
             guess = build.Guess(wanted, 4 if count is None else count)
         self.opened = opened

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slipstream.config import DEFAULT_MODEL, DTYPES, whole
-from slipstream.measure import bench_hf, bench_overhead, bench_speed
+from slipstream.measure import bench_drafters, bench_hf, bench_overhead, bench_speed
 from slipstream.measure.entry import guarded
 from slipstream.measure.workloads import KINDS, load_prompts
 from slipstream.types import SamplingParams, WorkError
@@ -22,7 +22,7 @@ from slipstream.types import SamplingParams, WorkError
 if TYPE_CHECKING:
     from slipstream.llm import LLM
 
-SECTIONS = ("overhead", "speed", "hf")
+SECTIONS = ("overhead", "speed", "hf", "drafters")
 ROOM = 1024  # context kept per row: the prompts are short
 
 
@@ -63,7 +63,7 @@ def _run(args: argparse.Namespace) -> int:
     whole("max_tokens", args.max_tokens, least=1, most=ROOM // 2)
     outcome = Outcome({}, [])
     for section in (args.only,) if args.only else SECTIONS:
-        {"overhead": _overhead, "speed": _speed, "hf": _hf}[section](args, outcome)
+        {"overhead": _overhead, "speed": _speed, "hf": _hf, "drafters": _drafters}[section](args, outcome)
     if args.output:
         _write(args.output, outcome.data)
     if args.json:
@@ -115,6 +115,17 @@ def _hf(args: argparse.Namespace, outcome: Outcome) -> None:
         found = bench_hf.against_transformers(llm, prompts, tokens, repeats, tick)
     outcome.data["transformers"] = found
     outcome.texts.append(bench_hf.show(found))
+    _note(outcome, args, llm)
+
+
+def _drafters(args: argparse.Namespace, outcome: Outcome) -> None:
+    llm = _open(args, args.dtype or "auto", drafter="none")
+    prompts = _encoded(llm, args, count=1 if args.quick else 2)
+    tokens, repeats = (8, 1) if args.quick else (min(32, args.max_tokens), args.repeats)
+    with Bar("drafters", 0) as tick:
+        rows = bench_drafters.drafters(llm, prompts, tokens, repeats, tick)
+    outcome.data["drafters"] = rows
+    outcome.texts.append(bench_drafters.show(rows, llm.model, str(llm.opened.dtype).removeprefix("torch.")))
     _note(outcome, args, llm)
 
 

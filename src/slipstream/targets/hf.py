@@ -64,8 +64,12 @@ class HFTarget:
 
     @property
     def taps(self) -> tuple[int, ...]:
-        """The hidden states returned, as given at construction."""
+        """The hidden states returned; another choice counts from the next pass on."""
         return tuple(self._taps.wanted)
+
+    @taps.setter
+    def taps(self, wanted: tuple[int, ...]) -> None:
+        self._taps = Taps(self.model, tuple(wanted), self.caps.layers)
 
     def prefill(self, slot: int, tokens: list[int]) -> Mapping[int, Tensor]:
         """See `Target.prefill`."""
