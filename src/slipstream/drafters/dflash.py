@@ -15,6 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from slipstream.drafters.chains import chain_draft
 from slipstream.drafters.context_rows import ContextRows
 from slipstream.drafters.drawing import Drawing, Dropped
 from slipstream.drafters.marginals import broken, marginal_tree
@@ -103,12 +104,14 @@ class DFlash:
 
     def _tree(self, rows: list[Sequence], limits: list[int]) -> Draft:
         live = [b for b, limit in enumerate(limits) if limit > 0]
-        depth = min(max(limits, default=0), self.net.shape.drafts)
-        logits = torch.zeros(len(rows), depth, self.vocab, dtype=self.net.tables.dtype, device=self.net.tables.device)
-        if live:
-            found = self._logits(self.context.block([rows[b] for b in live], depth))
-            logits = found if len(live) == len(rows) else logits.index_put_((torch.tensor(live),), found)
-            self._dropped.add(len(broken(logits, limits)))
+        if not live:
+            return chain_draft(rows, [[] for _ in rows], device=self.device)
+        depth = min(max(limits), self.net.shape.drafts)
+        logits = found = self._logits(self.context.block([rows[b] for b in live], depth))  # [live, D, V]
+        if len(live) < len(rows):
+            logits = found.new_zeros(len(rows), depth, self.vocab)
+            logits[live] = found
+        self._dropped.add(len(broken(logits, limits)))
         return marginal_tree(rows, logits, limits, seconds=self.seconds, device=self.device)
 
     def _logits(self, states: Tensor) -> Tensor:
