@@ -17,6 +17,7 @@ from slipstream.nets.eagle3 import Eagle3Net, PEagleNet
 from slipstream.types import RequestError, WorkError
 
 KINDS = {"eagle": (EagleNet, Eagle), "eagle3": (Eagle3Net, Eagle3), "peagle": (PEagleNet, PEagle)}
+TREE = EagleOptions(shape="tree", depth=4, top_k=3)
 REDUCED = Vocab(VOCAB + 1, 5, own_head=True)  # the last id is one the target has no row for
 
 
@@ -35,6 +36,9 @@ class TestContract(Contract):
         "eagle3 two layers": lambda: drafter("eagle3", body=zoo.body(2, windows=(None, 5))),
         "eagle3 reduced": lambda: drafter("eagle3", vocab=REDUCED),
         "eagle3 post": lambda: drafter("eagle3", rows=Rows(feedback="post", residual_norm=True)),
+        "eagle tree": lambda: drafter("eagle", TREE),
+        "eagle3 tree": lambda: drafter("eagle3", TREE),
+        "eagle3 reduced tree": lambda: drafter("eagle3", EagleOptions(shape="tree", depth=2, top_k=5), vocab=REDUCED),
         "peagle": lambda: drafter("peagle"),
         "peagle depth 2": lambda: drafter("peagle", PEagleOptions(depth=2)),
     }

@@ -11,7 +11,7 @@ from test_engine_rounds_exact import EOS, PROMPT, SETTINGS, Eager, P, V, engine_
 
 import draft_zoo as zoo
 from feature_target import FeatureTarget
-from slipstream.drafters.eagle import Eagle
+from slipstream.drafters.eagle import Eagle, EagleOptions
 from slipstream.drafters.eagle3 import Eagle3
 from slipstream.drafters.none import NoDraft
 from slipstream.drafters.peagle import PEagle
@@ -59,6 +59,15 @@ def law_of(kind: str, rule: str, *, changes: Any = None, **settings: Any) -> dic
 def test_every_rule(kind: str, rule: str) -> None:
     want = plain_run_law(P, V, PROMPT, SamplingParams(temperature=1.0, max_tokens=4))
     assert distance(law_of(kind, rule, budget=3 if rule == "block" else 2), want) < 1e-12
+
+
+@pytest.mark.parametrize("rule", ["tree", "auto"])
+@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
+@pytest.mark.parametrize("changes", [{}, {"vocab": REDUCED}], ids=["all ids", "reduced"])
+def test_hybrid_trees(kind: str, rule: str, changes: dict[str, Any]) -> None:
+    options = EagleOptions(shape="tree", depth=2, top_k=2)
+    found = law_of(kind, rule, changes={"options": options, **changes}, budget=3, max_tokens=3)
+    assert distance(found, plain_run_law(P, V, PROMPT, SamplingParams(temperature=1.0, max_tokens=3))) < 1e-12
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -112,9 +121,11 @@ def greedy_run(make: Any, law: Any, rows: int, budget: int) -> list[list[int]]:
     return [row.tokens for row in found]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_greedy_outputs_are_those_of_plain_decoding(kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "options"), [*((kind, None) for kind in KINDS), ("eagle3", EagleOptions(shape="tree"))]
+)
+def test_greedy_outputs_are_those_of_plain_decoding(kind: str, options: Any) -> None:
     for seed in range(3):
         law = RandomLaw(V, seed, order=3)
         plain = greedy_run(NoDraft, law, 5, 0)
-        assert greedy_run(lambda: drafter(kind, rows=5), law, 5, 4) == plain
+        assert greedy_run(lambda: drafter(kind, rows=5, options=options), law, 5, 4) == plain

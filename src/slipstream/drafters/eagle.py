@@ -14,12 +14,16 @@ import torch
 
 from slipstream.drafters.drawing import Drawing
 from slipstream.drafters.feature_rows import FeatureDrafter, FeatureNet
+from slipstream.drafters.growth import Growth, GrowthOptions
 from slipstream.types import Draft, RequestError, Rngs, Sequence
 
 
 @dataclass(frozen=True, kw_only=True)
 class EagleOptions:
-    """`shape` chain: as deep as the budget. tree: `depth` levels at most, `top_k` nodes expanded in each."""
+    """`shape` chain: as deep as the budget. tree: `depth` levels at most, `top_k` nodes run in each.
+
+    Trees of greedy rows are those of EAGLE-2; the others have hybrid nodes (`drafters.growth`).
+    """
 
     shape: Literal["chain", "tree"] = "chain"
     depth: int = 6
@@ -28,9 +32,7 @@ class EagleOptions:
     def __post_init__(self) -> None:
         if self.shape not in ("chain", "tree"):
             raise RequestError(f"shape={self.shape!r} must be 'chain' or 'tree'")
-        for name, value in (("depth", self.depth), ("top_k", self.top_k)):
-            if value < 1:
-                raise RequestError(f"{name}={value!r} must be at least 1")
+        GrowthOptions(depth=self.depth, top_k=self.top_k)
 
 
 class Eagle(FeatureDrafter):
@@ -48,13 +50,20 @@ class Eagle(FeatureDrafter):
         options: EagleOptions | None = None,
     ) -> None:
         self.options = options or EagleOptions()
-        super().__init__(net, vocab=vocab, max_rows=max_rows, device=device, tree=self.options.shape == "tree")
+        tree = self.options.shape == "tree"
+        super().__init__(net, vocab=vocab, max_rows=max_rows, device=device, tree=tree)
+        growth = GrowthOptions(depth=self.options.depth, top_k=self.options.top_k)
+        self._growth = Growth(self._rows, self._logits, growth, room=net.max_nodes, device=device) if tree else None
 
     def propose(self, rows: list[Sequence], budget: list[int], rngs: Rngs) -> Draft:
         """Draft at most `budget[b]` tokens for each row."""
         ready = self._rows.begin(rows)
         limits = [n if ok else 0 for n, ok in zip(budget, ready, strict=True)]
-        return self._chain(rows, [min(n, self._net.max_nodes + 1) for n in limits], rngs)
+        if self._growth is None:
+            return self._chain(rows, [min(n, self._net.max_nodes + 1) for n in limits], rngs)
+        draft = self._growth.grow(rows, limits, rngs)
+        self._dropped.add(self._growth.broken)
+        return draft
 
     def _chain(self, rows: list[Sequence], limits: list[int], rngs: Rngs) -> Draft:
         work = Drawing(rows, limits, rngs, vocab=self.vocab, device=self.device)
