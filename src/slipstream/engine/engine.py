@@ -18,7 +18,7 @@ from slipstream.engine.commit import Round, RoundTrace, add_logprobs, grow, to_h
 from slipstream.engine.finish import Detokenizer, Ending
 from slipstream.engine.guard import checked
 from slipstream.engine.scheduler import Scheduler
-from slipstream.engine.stats import Stats
+from slipstream.engine.stats import Hits, Stats
 from slipstream.sampling import RequestRngs, laws, new_seed
 from slipstream.types import (
     Controller,
@@ -78,6 +78,7 @@ class Engine:
         self.watch: Callable[[Round], None] | None = None
         self._detokenizer = detokenizer
         self.make_rngs = make_rngs or (lambda rows: RequestRngs(rows, shared_noise=rule.shared_noise))
+        self._hits = Hits(drafter.name) if drafter.needs.taps else None
         self._in_round = False
         self._doomed: list[Sequence] = []  # aborted in the middle of a round
         rows = min(self.options.max_rows, target.caps.max_rows)
@@ -188,6 +189,8 @@ class Engine:
         processed = self.options.logprobs_mode == "processed_logprobs"
         for b, found in enumerate(to_host(work)):
             delta, path = grow(work.rows[b], found, self.drafter.name)
+            if self._hits is not None:
+                self._hits.record(found.drafted, len(found.path))
             add_logprobs(work, b, delta.tokens, path, processed)
             if self.trace is not None:
                 self.trace(trace_of(work, b, found, len(delta.tokens)))
@@ -214,4 +217,6 @@ class Engine:
             row.stats.record_clock(work.clock)
             if row.finish_reason is not None:
                 self.scheduler.leave(row)
+        if self._hits is not None:
+            self._hits.judge()
         return deltas

@@ -7,8 +7,12 @@ Terms are vLLM's: `mean_acceptance_length` is tokens emitted per target pass, th
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, field
 from typing import Any
+
+DRAFTS = 200  # what a drafter is judged by
+LEAST_RIGHT = 0.03  # of them must have a token accepted: chance alone gives less to one fed with the wrong layers
 
 
 @dataclass
@@ -89,3 +93,36 @@ class Stats:
             "other_seconds": self.other_seconds,
             "tokens_per_second": self.tokens_per_second,
         }
+
+
+@dataclass
+class Hits:
+    """How often a drafter that reads the target's features is right at all, over all rows; told once if hardly ever.
+
+    Its text stays the target's own, so nothing else would show that it is fed with the wrong layers.
+    """
+
+    drafter: str
+    drafts: int = 0
+    right: int = 0
+    told: bool = False
+
+    def record(self, drafted: int, accepted: int) -> None:
+        """Count one row's round."""
+        self.drafts += drafted > 0
+        self.right += accepted > 0
+
+    def judge(self) -> None:
+        """Warn if too few of the last `DRAFTS` drafts had a token accepted."""
+        if self.told or self.drafts < DRAFTS:
+            return
+        share, drafts = self.right / self.drafts, self.drafts
+        self.drafts = self.right = 0
+        if share < LEAST_RIGHT:
+            self.told = True
+            warnings.warn(
+                f"drafter {self.drafter!r} had a token accepted in {share:.1%} of {drafts} drafts: it costs time and "
+                "gives nothing; `slipstream doctor` says whether it is read as it was trained, and for this target",
+                RuntimeWarning,
+                stacklevel=3,
+            )
