@@ -273,6 +273,57 @@ def test_a_proof_that_fails_leaves_the_old_folder(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
 
+def test_a_writer_that_spells_a_key_wrongly_is_caught(
+    target: TargetFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from slipstream.checkpoints import writing
+
+    right = writing.config_out
+    write_drafter(drafter("dflash"), "zlab", tmp_path / "a")
+
+    def shifted(*args) -> dict:
+        return {**right(*args), "aux_hidden_state_layer_ids": [1, 5]}
+
+    monkeypatch.setattr(writing, "config_out", shifted)
+    with pytest.raises(RequestError, match=r"features.taps is \(2, 6\) and reads back as \(1, 5\)"):
+        convert(tmp_path / "a", "speculators", tmp_path / "b", target=target)
+    assert [p.name for p in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_writer_that_swaps_two_tensors_is_caught(
+    target: TargetFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from slipstream.checkpoints import writing
+    from slipstream.types import WorkError
+
+    right = writing.own_tensors
+    write_drafter(drafter("dspark"), "specforge", tmp_path / "a")
+
+    def swapped(*args) -> dict:
+        out = right(*args)
+        w1, w2 = "markov_head.markov_w1.weight", "markov_head.markov_w2.weight"
+        return {**out, w1: out[w2], w2: out[w1]}
+
+    monkeypatch.setattr(writing, "own_tensors", swapped)
+    with pytest.raises(WorkError, match=r"tensor markov.w1.weight reads back as other numbers"):
+        convert(tmp_path / "a", "deepspec", tmp_path / "b", target=target)
+    assert [p.name for p in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_pickled_source_with_prefixes_and_fused_maps(tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    write_drafter(drafter("eagle3"), "specforge", tmp_path / "a")
+    tensors = load_file(str(tmp_path / "a" / "model.safetensors"))
+    qkv = [tensors.pop(f"midlayer.self_attn.{n}_proj.weight") for n in "qkv"]
+    tensors["midlayer.self_attn.qkv_proj.weight"] = torch.cat(qkv)
+    torch.save({f"draft_model.{n}": t for n, t in tensors.items()}, tmp_path / "a" / "pytorch_model.bin")
+    (tmp_path / "a" / "model.safetensors").unlink()
+    done = convert(tmp_path / "a", "specforge", tmp_path / "b")
+    assert any("draft_model." in note for note in done.notes)
+    assert same(read_drafter(tmp_path / "b"), drafter("eagle3"))
+
+
 def test_the_proof_sees_what_differs(tmp_path: Path) -> None:
     from slipstream.measure.draft_proof import same_answers, same_record, same_tensors
     from slipstream.types import WorkError

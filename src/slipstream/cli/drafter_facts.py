@@ -23,6 +23,7 @@ KINDS = {
 }
 _KEYS = ("speculators_model_type", "speculators_config", "dflash_config", "eagle_config")
 _WORDS = ("DraftModel", "Eagle", "DSpark", "Speculator")
+_TABLES = ("embed.weight", "head.weight")
 _HALF = 2  # bytes of a number in 16 bits
 _CONTEXT = 4096
 
@@ -67,6 +68,7 @@ def drafter_facts(name: str, folder: Path, max_model_len: int | None = None) -> 
         "target_hidden": c.features.width,
         "target_vocabulary": c.vocab.target,
         "parameters": numbers,
+        "parameters_of_tables": sum(found.tensors[n].numel() for n in _TABLES if n in found.tensors),
         "layers": None if c.body is None else c.body.layers,
         "hidden": c.features.width if c.body is None else c.body.hidden,
         "taps": taps_text(c),
