@@ -50,6 +50,11 @@ def window_of(case):
     return CASES[case][2].get("sliding_window")
 
 
+def first_slot(case):
+    """The slot of a block that predicts first; the defaults are the package's."""
+    return 0 if CASES[case][3].get("sample_from_anchor", CASES[case][0] == "dspark") else 1
+
+
 class Walk:
     """Texts in rounds, ragged: prompts of different lengths, then rounds that commit different numbers of tokens."""
 
@@ -184,12 +189,11 @@ def test_dspark(peer, case):
     Its recurrent head starts at slot 0 also where that slot drafts nothing; the token before slot 0 is then the anchor.
     """
     net = peer.net(case)
-    before = 0 if net.config.block.anchor_predicts else 1
     heads = 0
     for text, anchor, states in blocks(peer, net.backbone, case, seed=5):
         tokens, base, state = peer.texts[text].tokens, net.logits(states), None
         for slot in range(len(states)):
-            previous = tokens[max(anchor, anchor + slot - before)][None]
+            previous = tokens[max(anchor, anchor + slot - first_slot(case))][None]
             out = net.correct(states[slot][None], base[slot][None], previous, state)
             state, where = out.state, f"{case}, text {text}, anchor {anchor}, slot {slot}"
             same(out.logits[0], peer.said(case, text)[anchor - 1, slot], where)
@@ -222,7 +226,7 @@ def advance(drafter, row, text, root):
 
 def comparable(case, root, depth):
     """Where a window cuts something off, the package cuts it elsewhere: see the tests of the networks."""
-    window = CASES[case][2].get("sliding_window")
+    window = window_of(case)
     return window is None or CASES[case][0] == "peagle" or root + depth < window
 
 
@@ -254,10 +258,8 @@ class Teacher:
 
 def law_of(peer, case, text, root, depth):
     """The law [V] from which the package would draw the token at `depth` behind the text up to `root`."""
-    said, block = peer.said(case, text), CASES[case][0] in ("dflash", "dspark")
-    first = 0 if not block or peer.read(case).config.block.anchor_predicts else 1
-    logits = said[root - 1, depth - 1 + first] if block else said[depth - 1, root - 1]
-    found = peer.read(case)
+    said, block, found = peer.said(case, text), CASES[case][0] in ("dflash", "dspark"), peer.read(case)
+    logits = said[root - 1, depth - 1 + first_slot(case)] if block else said[depth - 1, root - 1]
     ids = found.tensors["vocab_map"] if found.config.vocab.reduced else torch.arange(V)
     return torch.full((V,), -torch.inf).index_copy(0, ids, logits).log_softmax(0)
 
