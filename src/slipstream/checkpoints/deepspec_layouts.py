@@ -43,7 +43,7 @@ def _blocks(r: Reading) -> DraftConfig:
     config = DraftConfig(
         r.layout.algorithm,
         r.layout.name,
-        concat_features(r, read_taps(r, _TAPS, r.raw.get(_TAPS), 1), body.hidden),
+        concat_features(r, read_taps(r, _TAPS, r.raw.get(_TAPS), 1, lowest=-1), body.hidden),
         read_vocab(r, r.raw),
         body=body,
         block=Block(r.need("block_size"), mask_token(r, ("mask_token_id", r.raw)), True, (False,) * body.layers),
@@ -55,8 +55,6 @@ def _blocks(r: Reading) -> DraftConfig:
 def _eagle3(r: Reading) -> DraftConfig:
     body = read_body(r, r.raw, bias_keys=_BIAS_KEYS)
     taps = read_taps(r, _TAPS, r.raw.get(_TAPS), 1)
-    if 0 in taps and "taps" not in r.given:
-        raise r.wrong(f"{_TAPS} has -1, the embedding; DeepSpec's EAGLE-3 takes outputs of layers only")
     return DraftConfig(
         "eagle3",
         r.layout.name,

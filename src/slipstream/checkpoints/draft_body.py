@@ -141,8 +141,8 @@ def tap_norm(r: Reading) -> Literal["none", "each", "whole"]:
     return "each" if each else "whole" if whole else "none"
 
 
-def read_taps(r: Reading, key: str, ids: object, shift: int) -> tuple[int, ...]:
-    """Turn the file's layer numbers into ours, `shift` higher: ascending, none twice, none outside the target."""
+def read_taps(r: Reading, key: str, ids: object, shift: int, lowest: int = 0) -> tuple[int, ...]:
+    """Turn the file's layer numbers, from `lowest` on, into ours, `shift` higher: they rise and are the target's."""
     if "taps" in r.given:
         return tuple(r.given["taps"])
     listed = r.ids(key, ids)
@@ -151,9 +151,9 @@ def read_taps(r: Reading, key: str, ids: object, shift: int) -> tuple[int, ...]:
         if at and tap <= taps[at - 1]:
             raise r.wrong(f"{key} is {listed}; the numbers must rise and none may come twice ({number})")
     layers = r.target_layers()
-    if taps[0] < 0 or (layers is not None and taps[-1] > layers):
-        number = listed[0] if taps[0] < 0 else listed[-1]
-        bounds = f"{-shift} to {layers - shift}" if layers is not None else f"{-shift} on"
+    if listed[0] < lowest or (layers is not None and taps[-1] > layers):
+        number = listed[0] if listed[0] < lowest else listed[-1]
+        bounds = f"{lowest} to {layers - shift}" if layers is not None else f"{lowest} on"
         raise r.wrong(f"{key} has {number}; the target's layers go from {bounds}")
     if taps[-1] == layers and not r.given.get("final_layer"):
         raise r.wrong(

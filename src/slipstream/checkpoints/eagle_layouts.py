@@ -156,8 +156,9 @@ def _is_peagle(raw: Raw, shapes: Own) -> bool:
 
 
 def _is_eagle1(raw: Raw, shapes: Own) -> bool:
-    fc = shapes.get("fc.weight")
-    return fc is not None and len(fc) == 2 and fc[1] == 2 * fc[0] and "layers.0.input_layernorm.weight" not in shapes
+    if any(name in shapes for name in ("layers.0.input_layernorm.weight", "layers.0.hidden_norm.weight")):
+        return False
+    return "fc.weight" in shapes and "layers.0.self_attn.q_proj.weight" in shapes
 
 
 _FIRST = "midlayer.self_attn.q_proj.weight|layers.0.hidden_norm.weight"

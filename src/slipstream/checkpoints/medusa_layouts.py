@@ -25,13 +25,16 @@ LEGACY_NAMES = Names(_BLOCKS)
 
 def _record(r: Reading) -> DraftConfig:
     own = r.layout.name == "medusa"
-    heads = numbered(r.shapes, "heads.{i}.blocks.{j}.weight")
-    blocks = numbered(r.shapes, "heads.{c}.blocks.{i}.weight")
+    heads = _numbers(r, "heads.{i}.blocks.{j}.weight", "heads.{i}.blocks.{j}.bias", "heads.{i}.head.weight")
+    blocks = _numbers(r, "heads.{c}.blocks.{i}.weight", "heads.{c}.blocks.{i}.bias")
     if heads != list(range(len(heads))) or blocks != list(range(len(blocks))):
         raise r.damaged(f"heads {heads} with blocks {blocks} are there; numbers from 0 on are needed, none left out")
     claimed = r.integer("medusa_num_heads")
     if claimed is not None and claimed != len(heads):
         r.notes.append(f"medusa_num_heads is {claimed}; the tensors have {len(heads)} heads: the tensors are right")
+    for name in ("heads.0.blocks.0.weight", *(["heads.0.head.weight"] if own else [])):
+        if name not in r.shapes:
+            raise r.damaged(f"tensor {r.layout.names.own(name, len(blocks))} is missing")
     hidden = r.shapes["heads.0.blocks.0.weight"][-1]
     vocab = r.shapes["heads.0.head.weight"][0] if own else _vocab(r)
     return DraftConfig(
@@ -42,6 +45,10 @@ def _record(r: Reading) -> DraftConfig:
         heads=Heads(len(heads), len(blocks), own=own),
         claims=Claims(target=str(r.raw.get("base_model_name_or_path") or "")),
     )
+
+
+def _numbers(r: Reading, *patterns: str) -> list[int]:
+    return sorted({number for pattern in patterns for number in numbered(r.shapes, pattern)})
 
 
 def _vocab(r: Reading) -> int:

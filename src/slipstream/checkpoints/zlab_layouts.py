@@ -97,7 +97,7 @@ def _is_dspark(raw: Raw, shapes: Own) -> bool:
 
 
 def _is_dflash(raw: Raw, shapes: Own) -> bool:
-    plain = isinstance(raw.get(_NESTED), dict) and _projector(raw) is None
+    plain = isinstance(raw.get(_NESTED), dict) and _projector(raw) is None and "mask_hidden" not in shapes
     return "DFlashDraftModel" in architectures(raw) or plain
 
 
