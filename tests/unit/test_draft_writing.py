@@ -135,6 +135,22 @@ def test_a_tied_head_is_the_embedding(tmp_path: Path) -> None:
     assert torch.equal(back.tensors["head.weight"], back.tensors["embed.weight"])
 
 
+@pytest.mark.parametrize(("algorithm", "layout"), [("dflash", "speculators"), ("eagle3", "specforge")])
+@pytest.mark.parametrize("size", [ROWS, 8])
+def test_a_shared_head_is_written_as_the_rows_that_can_be_drafted(
+    algorithm: str, layout: str, size: int, target: TargetFolder, tmp_path: Path
+) -> None:
+    from slipstream.measure.convert import tables_of
+    from slipstream.measure.draft_proof import same_answers
+
+    found = drafter(algorithm, vocab=Vocab(ROWS, size))
+    write_drafter(found, layout, tmp_path / "out", base=target)
+    back = read_drafter(tmp_path / "out")
+    kept = found.tensors.get("vocab_map", torch.arange(ROWS))
+    assert torch.equal(back.tensors["head.weight"], target.table("head")[kept])
+    same_answers(found, back, tables_of(target))
+
+
 def test_a_target_that_scales_its_embedding_is_refused(tmp_path: Path) -> None:
     gemma = make_target(tmp_path / "gemma", model_type="gemma3_text")
     with pytest.raises(RequestError, match="gemma3_text model, which scales its embedding"):
@@ -242,6 +258,9 @@ def test_medusa_heads_keep_their_blocks(tmp_path: Path) -> None:
     assert read_drafter(tmp_path / "out").config.heads == Heads(2, 3, True)
     shared = drafter("medusa", heads=Heads(2, 1, False))
     write_drafter(shared, "medusa-legacy", tmp_path / "legacy")
+    for layout, out in (("medusa", "out"), ("medusa-legacy", "legacy")):
+        convert(tmp_path / out, layout, tmp_path / f"{out}-again")
+        assert bytes_of(tmp_path / f"{out}-again") == bytes_of(tmp_path / out)
     assert read_drafter(tmp_path / "legacy").config.heads == Heads(2, 1, False)
 
 

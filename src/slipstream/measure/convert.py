@@ -60,7 +60,7 @@ def convert(
         same_record(ready.config, back.config, layout)
         same_tensors(ready.tensors, back.tensors)
         moved = set(found.tensors) ^ set(ready.tensors)
-        same_answers(found, back, _tables(target) if target is not None and moved else None)
+        same_answers(found, back, tables_of(target) if target is not None and moved else None)
         written.append(ready)
 
     write_drafter(found, layout, out, base=target, check=prove, force=force)
@@ -93,7 +93,8 @@ def facts_of(target: TargetFolder) -> TargetFacts:
     )
 
 
-def _tables(target: TargetFolder) -> Tables:
+def tables_of(target: TargetFolder) -> Tables:
+    """Return the target's tables in float32, the head as networks hold theirs."""
     embed, head = target.table("embed").float(), target.table("head").float()
     return Tables(
         embed=lambda ids: embed[ids],

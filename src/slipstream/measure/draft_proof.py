@@ -111,7 +111,7 @@ def _dspark(net: Any, tokens: Tensor, taps: Mapping[int, Tensor]) -> list[Tensor
 
 
 def _medusa(net: Any, tokens: Tensor, taps: Mapping[int, Tensor]) -> list[Tensor]:
-    return [net.logits(taps[-1])]
+    return [net.logits(net.features(taps), net.count)]
 
 
 _RUNS = {
