@@ -94,6 +94,11 @@ DRAFTERS: dict[str, tuple[DraftCheckpoint, tuple[str, ...], dict[str, str]]] = {
         ("speculators",),
         {"safeailab": "norm before fc", "specforge": "norm before fc", "deepspec": "norm before fc"},
     ),
+    "eagle3 sliding": (
+        drafter("eagle3", layers=2, body={"windows": (6, None)}),
+        ("speculators",),
+        {"safeailab": "sliding windows", "specforge": "sliding windows", "deepspec": "sliding windows"},
+    ),
     "eagle3 five taps": (
         drafter("eagle3", features=FIVE, body={"qk_norm": True, "biases": ("qkv", "out")}),
         ("speculators", "deepspec"),

@@ -208,8 +208,10 @@ def _speculators(c: DraftConfig, about: About, architecture: str) -> dict[str, A
     if c.block is not None and (c.algorithm == "peagle" or not c.claims.draft_tokens):
         tokens = c.block.drafts
     layer = {**_flat(c, about, "llama"), **_new_rope(b), "head_dim": b.head_dim, "attention_bias": bool(b.biases)}
-    if b.qk_norm or any(b.windows):
-        layer = {**layer, "model_type": "qwen3", **_windows(b)}
+    if any(b.windows) or b.qk_norm:
+        layer |= _windows(b)
+    if b.qk_norm:  # the one kind of layer there that has these norms
+        layer["model_type"] = "qwen3"
     for key in ("torch_dtype", "num_target_layers"):
         layer.pop(key, None)
     method = {"proposal_type": "greedy", "speculative_tokens": tokens, "verifier_accept_k": 1, "accept_tolerance": 0.0}
