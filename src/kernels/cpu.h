@@ -18,7 +18,7 @@ std::vector<Level> available_levels();  // best first; portable is always there
 Level level();
 void set_level(const std::string& name);
 
-// Must run once in each thread before it uses tiles; cheap when repeated. False where tiles are not permitted.
+// Asks the operating system, once for the process, to let it use tiles. False where it may not.
 bool permit_tiles();
 
 }  // namespace slipstream

@@ -24,7 +24,6 @@ class Pool {
 
  private:
   Pool();
-  ~Pool();
   struct State;
   State* state_;
 };

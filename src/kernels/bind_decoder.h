@@ -1,0 +1,10 @@
+// The decoder's part of the Python module.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace slipstream {
+
+void bind_decoder(nanobind::module_& m);
+
+}  // namespace slipstream
