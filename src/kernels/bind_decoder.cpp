@@ -117,6 +117,7 @@ DecoderShape shape_of(const std::vector<int>& sizes, const std::vector<float>& f
 
 void bind_decoder(nb::module_& m) {
   bind_cache(m);
+  bind_attention(m);
   nb::class_<Decoder>(m, "Decoder")
       .def("__init__",
            [](Decoder* self, const std::vector<int>& sizes, const std::vector<float>& factors, bool gelu,

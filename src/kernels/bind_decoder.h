@@ -6,5 +6,6 @@
 namespace slipstream {
 
 void bind_decoder(nanobind::module_& m);
+void bind_attention(nanobind::module_& m);
 
 }  // namespace slipstream
