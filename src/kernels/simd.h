@@ -135,6 +135,14 @@ inline Vec larger(Vec a, const Vec& b) {  // a NaN in b is passed over
   SLIPSTREAM_EACH a.part[i] = b.part[i] > a.part[i] ? b.part[i] : a.part[i];
   return a;
 }
+inline Vec smaller(Vec a, const Vec& b) {
+  SLIPSTREAM_EACH a.part[i] = b.part[i] < a.part[i] ? b.part[i] : a.part[i];
+  return a;
+}
+inline Vec nearest(Vec a) {  // integer, ties to even; for numbers below 2^22
+  SLIPSTREAM_EACH a.part[i] = (a.part[i] + all(12582912.0f)) - all(12582912.0f);
+  return a;
+}
 inline Vec exp(Vec a) {
   SLIPSTREAM_EACH a.part[i] = exp_of(a.part[i]);
   return a;
@@ -152,17 +160,22 @@ inline Vec only(Vec v, int first, int end, float other) {
 
 #undef SLIPSTREAM_EACH
 
-inline float sum(const Vec& v) {
-  float x[kVec];
-  store(x, v);
-  for (int width = kVec / 2; width; width /= 2)
+// Halves are folded onto each other, registers first: the same tree for every width.
+inline float sum(Vec v) {
+  for (int width = kParts / 2; width; width /= 2)
+    for (int i = 0; i < width; i++) v.part[i] += v.part[i + width];
+  float x[kLanes];
+  std::memcpy(x, v.part, sizeof x);
+  for (int width = kLanes / 2; width; width /= 2)
     for (int i = 0; i < width; i++) x[i] += x[i + width];
   return x[0];
 }
-inline float largest(const Vec& v) {
-  float x[kVec];
-  store(x, v);
-  for (int width = kVec / 2; width; width /= 2)
+inline float largest(Vec v) {
+  for (int width = kParts / 2; width; width /= 2)
+    for (int i = 0; i < width; i++) v.part[i] = v.part[i + width] > v.part[i] ? v.part[i + width] : v.part[i];
+  float x[kLanes];
+  std::memcpy(x, v.part, sizeof x);
+  for (int width = kLanes / 2; width; width /= 2)
     for (int i = 0; i < width; i++) x[i] = x[i + width] > x[i] ? x[i + width] : x[i];
   return x[0];
 }

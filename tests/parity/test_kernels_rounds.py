@@ -1,4 +1,4 @@
-"""On the kernels a row keeps its bits: trees, chains, batches, prompts in pieces, threads and rejected drafts change none."""
+"""On the kernels a row keeps its bits: trees, chains, batches, prompts in pieces, threads and rejected drafts."""
 
 from __future__ import annotations
 

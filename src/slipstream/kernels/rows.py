@@ -19,7 +19,7 @@ from slipstream.nets.weights import Checkpoint, read_json
 
 @dataclass(frozen=True)
 class Rows:
-    """A weight [count, cols] as the kernels read it: `format` names the packing of `data` (float32, bfloat16, q4_k, ..).
+    """A weight [count, cols] as the kernels read it: `format` names the packing of `data` (bfloat16, q4_k, ..).
 
     `fine`: it comes from a format finer than four bits, and deserves no coarser one.
     """
