@@ -20,6 +20,7 @@ LAYER = {
     "sampling": 1,
     "verify": 1,
     "nets": 1,
+    "kernels": 1,
     "targets": 2,
     "drafters": 2,
     "control": 2,
@@ -31,6 +32,7 @@ LAYER = {
     "machine": 4,
     "learned": 4,
     "models": 4,
+    "decoders": 4,
     "build": 4,
     "llm": 5,
     "measure": 6,
@@ -40,6 +42,7 @@ MAY_NOT = {  # narrower than the layers
     "verify": {"nets", "sampling"},
     "nets": {"sampling", "verify"},
     "sampling": {"nets", "verify"},
+    "kernels": {"sampling", "verify"},
     "engine": {"targets", "drafters", "control", "verify", "nets", "checkpoints"},
     "checkpoints": {"sampling", "verify"},
 }
