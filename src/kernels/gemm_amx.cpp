@@ -14,6 +14,7 @@ namespace {
 
 constexpr int kPass = 32;      // rows of one pass over the weights: two chunks
 constexpr int kBatch = 4;      // groups whose products are made before rows add them; divides a super-block
+constexpr int kStride = kBatch * 32 + 16;  // numbers from one row of products to the next; no power of two
 
 // Tiles 0-3: products [chunk][column half]; 4, 5: activations of the chunks; 6, 7: weights of the column halves.
 struct alignas(64) TileShapes {
@@ -92,7 +93,11 @@ struct Quads {
   SLIPSTREAM_INLINE __m512i load(const int32_t* c) { return _mm512_load_si512(c); }
 };
 
-// Products of one group, c[32 rows][32 columns].
+struct Range {
+  int begin, end;
+};
+
+// Products of one group, c[32 rows][kStride]: the first 32 columns of each.
 template <class Form, bool kTwo>
 SLIPSTREAM_INLINE void products(const uint8_t* wide, const uint8_t* x, size_t chunk_bytes, typename Form::Real* c) {
   constexpr int kRowBytes = Form::kDepth * 4;
@@ -102,32 +107,15 @@ SLIPSTREAM_INLINE void products(const uint8_t* wide, const uint8_t* x, size_t ch
   _tile_zero(0);
   _tile_zero(1);
   Form::multiply_first();
-  _tile_stored(0, c, 128);
-  _tile_stored(1, c + 16, 128);
+  _tile_stored(0, c, kStride * 4);
+  _tile_stored(1, c + 16, kStride * 4);
   if (!kTwo) return;
   _tile_loadd(5, x + chunk_bytes, kRowBytes);
   _tile_zero(2);
   _tile_zero(3);
   Form::multiply_second();
-  _tile_stored(2, c + 512, 128);
-  _tile_stored(3, c + 528, 128);
-}
-
-// Adds the products of kGroups groups to the totals of `count` rows.
-template <class Store, class Form, int kGroups>
-SLIPSTREAM_INLINE void add_products(const Scale* s, const typename Form::Real* c, const float* factors, int count,
-                                    float* totals) {
-  for (int r = 0; r < count; r++) {
-#pragma GCC unroll 2
-    for (int t = 0; t < 2; t++) {
-      __m512 total = _mm512_load_ps(totals + r * 32 + t * 16);
-#pragma GCC unroll 4
-      for (int g = 0; g < kGroups; g++)
-        total = add_scaled<Store::kShifted>(total, Form::load(c + g * 1024 + r * 32 + t * 16), s[g].d[t], s[g].m[t],
-                                            factors + g * layout::kFactors + r);
-      _mm512_store_ps(totals + r * 32 + t * 16, total);
-    }
-  }
+  _tile_stored(2, c + 16 * kStride, kStride * 4);
+  _tile_stored(3, c + 16 * kStride + 16, kStride * 4);
 }
 
 // One pass: up to 32 rows from `row` of one block.
@@ -138,50 +126,91 @@ struct Pass {
   size_t place(int chunk) const { return static_cast<size_t>(row / 16 + chunk) * job.groups; }
 };
 
-struct Scratch {
-  alignas(64) uint8_t wide[kBatch][2048];
-  alignas(64) int32_t c[kBatch * 1024];
-  alignas(64) float totals[kPass * 32];
+// The products of up to four groups and their scales, between the tiles that make them and the rows that add them.
+template <class Form>
+struct Batch {
+  alignas(64) typename Form::Real c[kPass * kStride];  // [rows][groups][32 columns], one vector of padding
+  Scale s[kBatch];
 };
 
-template <class Store, class Form, bool kTwo, int kGroups>
-SLIPSTREAM_INLINE void add_batch(const Pass& pass, int group, Scratch& scratch) {
-  const Product& job = pass.job;
-  auto* c = reinterpret_cast<typename Form::Real*>(scratch.c);
-  const uint8_t* wide[kGroups];
-  Scale s[kGroups];
+template <class Form>
+struct Scratch {
+  alignas(64) uint8_t wide[kBatch * 2048];
+  alignas(64) float totals[kPass * 32];
+  Batch<Form> batch[2];
+};
+
+// Adds the products of kGroups groups, the first being `group`, to the totals of rows begin..end.
+template <class Store, class Form, int kGroups>
+SLIPSTREAM_INLINE void add_products(const Pass& pass, const Batch<Form>& batch, int group, Range rows, float* totals) {
+#pragma GCC unroll 2
+  for (int t = 0; t < 2; t++)
+    for (int r = rows.begin; r < rows.end; r++) {
+      const float* factors = pass.job.factors + (pass.place(r / 16) + group) * layout::kFactors + r % 16;
+      __m512 total = _mm512_load_ps(totals + r * 32 + t * 16);
+#pragma GCC unroll 4
+      for (int g = 0; g < kGroups; g++)
+        total = add_scaled<Store::kShifted>(total, Form::load(batch.c + r * kStride + g * 32 + t * 16), batch.s[g].d[t],
+                                            batch.s[g].m[t], factors + g * layout::kFactors);
+      _mm512_store_ps(totals + r * 32 + t * 16, total);
+    }
+}
+
+// Widens kGroups groups and reads their scales.
+template <class Store, class Form, int kGroups>
+SLIPSTREAM_INLINE void open_groups(const Pass& pass, int group, Batch<Form>& batch, uint8_t* scratch,
+                                   const uint8_t** wide) {
 #pragma GCC unroll 4
   for (int g = 0; g < kGroups; g++) {
     const uint8_t* codes = Store::at(pass.start, group + g);
     prefetch<Store::kBytes>(codes);
-    wide[g] = Form::widen(codes, scratch.wide[g]);
+    wide[g] = Form::widen(codes, scratch + g * 2048);
+    Store::scales(pass.start, group + g, codes, batch.s[g]);
   }
   settle();
-#pragma GCC unroll 4
-  for (int g = 0; g < kGroups; g++)
-    products<Form, kTwo>(wide[g], job.values + (pass.place(0) + group + g) * Form::kChunkBytes,
-                         static_cast<size_t>(job.groups) * Form::kChunkBytes, c + g * 1024);
+}
+
+// Makes the products of the groups from `group` on in `next` while the rows add those in `last`, which are the groups
+// before: tiles are slow to answer, so vector work is laid between them.
+template <class Store, class Form, bool kTwo, int kGroups, bool kAdd>
+SLIPSTREAM_INLINE void turn(const Pass& pass, int group, Batch<Form>& next, const Batch<Form>& last,
+                            Scratch<Form>& scratch) {
+  const Product& job = pass.job;
+  const uint8_t* wide[kGroups];
+  open_groups<Store, Form, kGroups>(pass, group, next, scratch.wide, wide);
+  const uint8_t* x = job.values + (pass.place(0) + group) * Form::kChunkBytes;
+  for (int g = 0; g < kGroups; g++) {
+    products<Form, kTwo>(wide[g], x + g * Form::kChunkBytes, static_cast<size_t>(job.groups) * Form::kChunkBytes,
+                         next.c + g * 32);
+    Range rows{pass.count * g / kGroups, pass.count * (g + 1) / kGroups};
+    if (kAdd) add_products<Store, Form, kBatch>(pass, last, group - kBatch, rows, scratch.totals);
+  }
   settle();
-  for (int g = 0; g < kGroups; g++) Store::scales(pass.start, group + g, Store::at(pass.start, group + g), s[g]);
-  const float* factors = job.factors + (pass.place(0) + group) * layout::kFactors;
-  add_products<Store, Form, kGroups>(s, c, factors, kTwo ? 16 : pass.count, scratch.totals);
-  if (!kTwo) return;
-  factors = job.factors + (pass.place(1) + group) * layout::kFactors;
-  add_products<Store, Form, kGroups>(s, c + 512, factors, pass.count - 16, scratch.totals + 512);
 }
 
 template <class Store, class Form, bool kTwo>
-void grouped_pass(const Pass& pass, int block, Scratch& scratch) {
+void grouped_pass(const Pass& pass, int block, Scratch<Form>& scratch) {
+  Batch<Form>*last = &scratch.batch[0], *next = &scratch.batch[1];
   std::memset(scratch.totals, 0, sizeof(float) * 32 * pass.count);
-  int group = 0;
-  for (; group + kBatch <= pass.job.groups; group += kBatch) add_batch<Store, Form, kTwo, kBatch>(pass, group, scratch);
-  for (; group < pass.job.groups; group++) add_batch<Store, Form, kTwo, 1>(pass, group, scratch);
+  int group = kBatch, groups = pass.job.groups, whole = groups / kBatch * kBatch;
+  if (whole) turn<Store, Form, kTwo, kBatch, false>(pass, 0, *last, *next, scratch);
+  for (; group < whole; group += kBatch) {
+    turn<Store, Form, kTwo, kBatch, true>(pass, group, *next, *last, scratch);
+    Batch<Form>* made = next;
+    next = last;
+    last = made;
+  }
+  if (whole) add_products<Store, Form, kBatch>(pass, *last, whole - kBatch, {0, pass.count}, scratch.totals);
+  for (group = whole; group < groups; group++) {
+    turn<Store, Form, kTwo, 1, false>(pass, group, *next, *last, scratch);
+    add_products<Store, Form, 1>(pass, *next, group, {0, pass.count}, scratch.totals);
+  }
   write_totals(pass.job, block, pass.row, pass.count, scratch.totals);
 }
 
 template <class Store, class Form>
 void grouped(const Product& job) {
-  Scratch scratch;
+  Scratch<Form> scratch;
   int shaped = 0;
   for (int block = job.first; block < job.last; block++) {
     const uint8_t* start = job.codes + block * Store::block_bytes(job.groups);
@@ -197,7 +226,7 @@ void grouped(const Product& job) {
 }
 
 template <bool kTwo>
-void plain_pass(const Pass& pass, int block, Scratch& scratch) {
+void plain_pass(const Pass& pass, int block, float* totals) {
   const uint8_t* codes = pass.start;
   const uint8_t* x = pass.job.values + pass.place(0) * layout::kBf16Rows;
   const uint8_t* x2 = pass.job.values + pass.place(1) * layout::kBf16Rows;
@@ -218,18 +247,18 @@ void plain_pass(const Pass& pass, int block, Scratch& scratch) {
     _tile_dpbf16ps(2, 5, 6);
     _tile_dpbf16ps(3, 5, 7);
   }
-  _tile_stored(0, scratch.totals, 128);
-  _tile_stored(1, scratch.totals + 16, 128);
+  _tile_stored(0, totals, 128);
+  _tile_stored(1, totals + 16, 128);
   if (kTwo) {
-    _tile_stored(2, scratch.totals + 512, 128);
-    _tile_stored(3, scratch.totals + 528, 128);
+    _tile_stored(2, totals + 512, 128);
+    _tile_stored(3, totals + 528, 128);
   }
   settle();
-  write_totals(pass.job, block, pass.row, pass.count, scratch.totals);
+  write_totals(pass.job, block, pass.row, pass.count, totals);
 }
 
 void plain(const Product& job) {
-  Scratch scratch;
+  alignas(64) float totals[kPass * 32];
   int shaped = 0;
   for (int block = job.first; block < job.last; block++) {
     const uint8_t* start = job.codes + static_cast<size_t>(block) * job.groups * layout::kBf16Group;
@@ -237,7 +266,7 @@ void plain(const Product& job) {
       int count = job.rows - row < kPass ? job.rows - row : kPass;
       if (count != shaped) load_shapes(shaped = count, 16);
       Pass pass{job, start, row, count};
-      count > 16 ? plain_pass<true>(pass, block, scratch) : plain_pass<false>(pass, block, scratch);
+      count > 16 ? plain_pass<true>(pass, block, totals) : plain_pass<false>(pass, block, totals);
     }
   }
   _tile_release();

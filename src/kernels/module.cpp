@@ -4,10 +4,10 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include "bandwidth.h"
 #include "bind_decoder.h"
 #include "cpu.h"
 #include "gemm.h"
+#include "measure.h"
 #include "pack.h"
 #include "pool.h"
 
@@ -91,5 +91,6 @@ NB_MODULE(_native, m) {
   m.def("threads", [] { return Pool::instance().threads(); });
   m.def("set_threads", [](int count) { Pool::instance().set_threads(count); });
   m.def("read_bandwidth", &read_bandwidth, nb::call_guard<nb::gil_scoped_release>());
+  m.def("pass_seconds", &pass_seconds, nb::call_guard<nb::gil_scoped_release>());
   bind_decoder(m);
 }

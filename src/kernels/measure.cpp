@@ -1,4 +1,4 @@
-#include "bandwidth.h"
+#include "measure.h"
 
 #include <algorithm>
 #include <atomic>
@@ -46,6 +46,26 @@ double read_bandwidth(size_t bytes, int tries) {
     best = std::max(best, bytes / took.count());
   }
   return best;
+}
+
+double pass_seconds(const std::vector<const Matrix*>& matrices, int rows) {
+  int cols = 0, out = 0;
+  for (const Matrix* each : matrices) cols = std::max(cols, each->in), out = std::max(out, each->out);
+  std::vector<float> x(static_cast<size_t>(rows) * cols), y(static_cast<size_t>(rows) * out);
+  for (size_t i = 0; i < x.size(); i++) x[i] = static_cast<float>(static_cast<int>(i * 2654435761u >> 20) - 2048) / 1024;
+  Input input;
+  input.reserve(rows, cols);
+  Pool& pool = Pool::instance();
+  auto start = std::chrono::steady_clock::now();
+  pool.run([&](Slice slice) {
+    for (const Matrix* each : matrices) {
+      prepare(each->kind, x.data(), cols, rows, each->in, input, slice);
+      pool.barrier();
+      multiply(*each, input, rows, y.data(), each->out, slice);
+      pool.barrier();
+    }
+  });
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
 }  // namespace slipstream
