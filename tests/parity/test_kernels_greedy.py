@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from greedy_kit import Bench, Scripted, output_of
 from kernels_kit import needs_kernels
-from tiny_model import make_model
 
 from slipstream import SamplingParams, build
 from slipstream.config import TargetConfig
+from tiny_model import make_model
 
 pytestmark = needs_kernels
 FORMATS = ["none", "int4", "int8", "w8a8"]
