@@ -90,6 +90,14 @@ def test_a_right_file_is_healthy(doctor, files: dict[str, Path], name: str) -> N
     assert "* as the file says" in done.out
 
 
+def test_a_target_run_by_transformers_says_the_same(doctor, files: dict[str, Path], tmp_path) -> None:
+    assert doctor(files["eagle3"], "--target", "hf").status == 0
+    broken = edited(files["eagle3"], tmp_path / "broken", put(TAPS, [2, 4, 6]))
+    done = doctor(broken, "--target", "hf", "--json")
+    assert done.status == 1, done.out + done.err
+    assert done.json["fix"]["reading"] == "taps -1"
+
+
 @pytest.mark.parametrize("case", BROKEN)
 def test_a_broken_file_is_told_and_the_named_line_mends_it(doctor, files: dict[str, Path], case: str, tmp_path) -> None:
     name, key, wrong, fix, right = BROKEN[case]

@@ -27,7 +27,7 @@ def draftable(config: DraftConfig) -> int:
     """Return the most tokens this drafter can draft at once, `MOST` at most."""
     if config.heads is not None:
         return min(MOST, config.heads.count)
-    if config.algorithm in ("dflash", "dspark") and config.block is not None:
+    if config.algorithm in ("dflash", "dflash2", "dspark") and config.block is not None:
         return min(MOST, config.block.drafts)
     return MOST
 
