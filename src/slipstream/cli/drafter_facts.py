@@ -18,6 +18,8 @@ KINDS = {
     "eagle3": "EAGLE-3: continues features of several layers, token by token or as a tree",
     "peagle": "P-EAGLE: EAGLE-3 with all tokens in one pass",
     "dflash": "DFlash: a block of tokens in one pass",
+    "dflash2": "DFlash 2: a block in one pass, and a path chosen through it",
+    "dflash2": "DFlash 2: a block in one pass, and the best path through its likeliest tokens",
     "dspark": "DSpark: a block in one pass, corrected left to right",
     "medusa": "Medusa-1: one head for each position, a tree",
 }
@@ -118,6 +120,8 @@ def _block_facts(c: DraftConfig) -> dict[str, Any]:
     if c.algorithm == "peagle":
         return {"mask_token": c.block.mask_token}
     out: dict[str, Any] = {"block_size": c.block.size, "block_drafts": c.block.drafts, "mask_token": c.block.mask_token}
+    if c.paths is not None:
+        out |= {"path_choices": c.paths.top_k, "convolution_taps": c.paths.taps}
     if c.algorithm == "dspark":
         out |= {"markov_head": f"{c.markov.kind}, rank {c.markov.rank}", "confidence_head": c.markov.confidence}
     return out
