@@ -88,9 +88,10 @@ class Growth:
         tree = Hybrid(rows, which, limits, rngs, self.options.top_k)
         logits, left = frontier.roots(), self.room
         for depth in range(1, self.options.depth + 1):
-            tree.extend(logits, depth, levels_left=self.options.depth - depth + 1)
-            level = tree.frontier(min(self.options.top_k, left))
-            if depth == self.options.depth or not bool(level.ok.any()):
+            levels_left = self.options.depth - depth
+            tree.extend(logits, depth, levels_left + 1)
+            level = tree.frontier(min(self.options.top_k, left), levels_left)
+            if not levels_left or not bool(level.ok.any()):
                 break
             left -= level.ok.shape[1]
             logits, where = frontier.step(level, depth)
