@@ -169,6 +169,15 @@ def test_two_changes_are_found_together(made: Kit) -> None:
     }
 
 
+def test_two_changes_are_found_together_at_the_last_layer_too(made: Kit) -> None:
+    """Tap 6 is the last layer: its state after the final norm is one more reading to combine with."""
+    broken = both(taps(1), part("rows", residual_norm=True))(made.oracle("eagle3"))
+    found = examined(made, broken)
+    assert found.winner is not None
+    assert set(found.winner.reading.name.split(" and ")) == {"taps -1", "residual from the raw feature"}
+    assert found.places == int((found.own.lengths >= 0).sum())
+
+
 def test_a_drafter_of_another_target_gets_a_warning_and_no_fix(made: Kit) -> None:
     right = made.oracle("eagle3")
     g = torch.Generator().manual_seed(5)
