@@ -18,6 +18,7 @@ KINDS = {
     "eagle3": "EAGLE-3: continues features of several layers, token by token or as a tree",
     "peagle": "P-EAGLE: EAGLE-3 with all tokens in one pass",
     "dflash": "DFlash: a block of tokens in one pass",
+    "dflash2": "DFlash 2: a block in one pass, and the best path through its likeliest tokens",
     "dspark": "DSpark: a block in one pass, corrected left to right",
     "medusa": "Medusa-1: one head for each position, a tree",
 }
