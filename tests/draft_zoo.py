@@ -16,6 +16,7 @@ from slipstream.nets.draft_config import (
     Features,
     Heads,
     Markov,
+    Paths,
     Rows,
     Tables,
     Vocab,
@@ -83,7 +84,9 @@ def _config(algorithm: str, vocab: int) -> DraftConfig:
         return DraftConfig("medusa", "medusa", Features((-1,), H, fused=False), v, heads=Heads(3, 1, True))
     block = Block(4, vocab, algorithm == "dspark", (False, False))
     markov = Markov("vanilla", 6, "markov") if algorithm == "dspark" else Markov()
-    return DraftConfig(algorithm, "zlab", Features((1, 3), H), v, body(2, qk_norm=True), block=block, markov=markov)
+    paths = Paths(2, 4, 6, 4) if algorithm == "dflash2" else None
+    features, b = Features((1, 3), H), body(2, qk_norm=True)
+    return DraftConfig(algorithm, "zlab", features, v, b, block=block, markov=markov, paths=paths)
 
 
 def shapes(config: DraftConfig) -> dict[str, tuple[int, ...]]:
@@ -108,13 +111,13 @@ def shapes(config: DraftConfig) -> dict[str, tuple[int, ...]]:
         out["input_norm.weight"] = (wide,)
     if config.algorithm != "eagle":
         out["norm.weight"] = (b.hidden,)
-    if config.algorithm in ("dflash", "dspark"):
+    if config.algorithm in ("dflash", "dflash2", "dspark"):
         out["hidden_norm.weight"] = (b.hidden,)
     if config.algorithm == "peagle":
         out["mask_hidden"] = (wide,)
     for i in range(b.layers):
         out |= _layer(config, b, i)
-    return out | _dspark(config, b)
+    return out | _dspark(config, b) | _dflash2(config, b)
 
 
 def _layer(config: DraftConfig, b: Body, i: int) -> dict[str, tuple[int, ...]]:
@@ -151,6 +154,18 @@ def _dspark(config: DraftConfig, b: Body) -> dict[str, tuple[int, ...]]:
         wide = b.hidden + (m.rank if m.confidence == "markov" else 0)
         out |= {"confidence.weight": (1, wide), "confidence.bias": (1,)}
     return out
+
+
+def _dflash2(config: DraftConfig, b: Body) -> dict[str, tuple[int, ...]]:
+    p, out = config.paths, {}
+    if p is None:
+        return out
+    for i in range(b.layers):
+        for name in ("attention_conv", "mlp_conv"):
+            out[f"layers.{i}.{name}.base"] = (2, p.taps, b.hidden)
+            out[f"layers.{i}.{name}.dynamic.weight"] = (2 * p.taps * b.hidden // p.group, b.hidden)
+    out |= {f"paths.{name}.weight": (config.vocab.target, p.rank) for name in ("before", "after")}
+    return out | {"paths.mix.weight": (p.rank, b.hidden)}
 
 
 def _medusa(config: DraftConfig) -> dict[str, tuple[int, ...]]:

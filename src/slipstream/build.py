@@ -181,6 +181,7 @@ DRAFTERS: Mapping[str, PlugIn] = MappingProxyType(
         "eagle3": _head("eagle3", "EAGLE-3: a layer fed with several of the target's layers", 12, *_EAGLE),
         "peagle": _head("peagle", "P-EAGLE: EAGLE-3 that drafts all tokens in one pass", 6, "depth"),
         "dflash": _head("dflash", "DFlash: a whole block denoised in one pass", 15, "shape"),
+        "dflash2": _head("dflash2", "DFlash 2: a block, and the best path through its likeliest tokens", 7),
         "dspark": _head("dspark", "DSpark: a block, corrected token by token, as long as it pays", 7, *_DSPARK),
         "medusa": _head("medusa", "Medusa-1: one head per position, a tree of their guesses", 15, "shape", draws=False),
     }

@@ -59,6 +59,12 @@ ALGORITHMS: Mapping[str, Parts] = MappingProxyType(
             15,
             sized=True,
         ),
+        "dflash2": Parts(
+            "slipstream.nets.dflash2:DFlash2Net",
+            "slipstream.drafters.dflash2:DFlash2",
+            "slipstream.drafters.dflash2:DFlash2Options",
+            7,
+        ),
         "dspark": Parts(
             "slipstream.nets.dspark:DSparkNet",
             "slipstream.drafters.dspark:DSpark",
@@ -145,9 +151,16 @@ def tables_of(opened: Opened) -> Tables:
 
     from slipstream.nets.draft_config import Tables
 
-    embed, head, rows = (_native_tables if opened.kind == "native" else _hf_tables)(opened.target)
+    maps, rows = (_native_tables if opened.kind == "native" else _hf_tables)(opened.target)
     caps = opened.target.caps
-    return Tables(embed, head, caps.vocab, rows, caps.hidden, opened.dtype, torch.device(opened.device))
+    return Tables(
+        **maps,
+        vocab=caps.vocab,
+        rows=rows,
+        hidden=caps.hidden,
+        dtype=opened.dtype,
+        device=torch.device(opened.device),
+    )
 
 
 def facts_of(opened: Opened) -> TargetFacts:
@@ -176,12 +189,17 @@ def raw_config(opened: Opened) -> dict[str, Any]:
     return raw.get("text_config") or raw
 
 
-def _native_tables(target: Any) -> tuple[Callable[..., Any], Callable[..., Any], int]:
+_Maps = dict[str, Callable[..., Any]]  # of `Tables`
+
+
+def _native_tables(target: Any) -> tuple[_Maps, int]:
     net = target.decoder.net
-    return net.embed, net.logits, net.config.vocab
+    weights = net.weights
+    bare: _Maps = {"bare_embed": lambda ids: weights.embed[ids], "bare_head": weights.head}
+    return {"embed": net.embed, "head": net.logits, **bare}, net.config.vocab
 
 
-def _hf_tables(target: Any) -> tuple[Callable[..., Any], Callable[..., Any], int]:
+def _hf_tables(target: Any) -> tuple[_Maps, int]:
     """Embedding modules scale by themselves; the cap on logits is applied in the model's forward."""
     import torch
 
@@ -192,11 +210,18 @@ def _hf_tables(target: Any) -> tuple[Callable[..., Any], Callable[..., Any], int
     config = model.config.get_text_config(decoder=True)
     cap = getattr(config, "final_logit_softcapping", None)
 
+    def bare(x: torch.Tensor) -> torch.Tensor:
+        return head(x.to(head.weight.dtype))[..., :vocab]
+
     def logits(x: torch.Tensor) -> torch.Tensor:
-        out = head(x.to(head.weight.dtype))[..., :vocab]
+        out = bare(x)
         return out if cap is None else torch.tanh(out / cap) * cap
 
-    return embed, logits, int(embed.weight.shape[0])
+    def stored(ids: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.embedding(ids, embed.weight)
+
+    maps: _Maps = {"embed": embed, "head": logits, "bare_embed": stored, "bare_head": bare}
+    return maps, int(embed.weight.shape[0])
 
 
 def _load(place: str) -> Any:

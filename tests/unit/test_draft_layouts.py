@@ -74,7 +74,7 @@ def test_the_body_is_read(name: str, tmp_path: Path) -> None:
     assert body.rope.theta == 10000.0
     assert body.activation == "silu"
     assert body.layers == len(body.windows) == (1 if config.algorithm in ("eagle", "eagle3") else 2)
-    assert body.qk_norm == (config.algorithm in ("dflash", "dspark") or name == "deepspec/eagle3")
+    assert body.qk_norm == (config.algorithm in ("dflash", "dflash2", "dspark") or name == "deepspec/eagle3")
     assert config.vocab.target == 40
     assert config.vocab.draft == (24 if "d2t" in GOLDEN[name] else 40)
     assert config.vocab.own_embed == ("embed_tokens.weight" in GOLDEN[name])

@@ -26,7 +26,7 @@ def expected_shapes(config: DraftConfig) -> Shapes:
     out |= _entry(config, config.body)
     for index in range(config.body.layers):
         out |= _layer(config, config.body, index)
-    return out | _dspark(config, hidden)
+    return out | _dspark(config, hidden) | _dflash2(config, config.body)
 
 
 def feature_width(config: DraftConfig) -> int:
@@ -45,7 +45,7 @@ def _entry(config: DraftConfig, body: Body) -> Shapes:
         out |= {f"fc_norm.{c}.weight": (f.width,) for c in range(len(f.taps))}
     if f.norm == "whole":
         out["input_norm.weight"] = (wide,)
-    if config.algorithm in ("dflash", "dspark"):
+    if config.algorithm in ("dflash", "dflash2", "dspark"):
         out["hidden_norm.weight"] = (body.hidden,)
     if config.algorithm == "peagle":
         out["mask_hidden"] = (wide,)
@@ -94,6 +94,18 @@ def _dspark(config: DraftConfig, hidden: int) -> Shapes:
         out["confidence.weight"] = (1, hidden + (m.rank if m.confidence == "markov" else 0))
         out["confidence.bias"] = (1,)
     return out
+
+
+def _dflash2(config: DraftConfig, b: Body) -> Shapes:
+    p, out = config.paths, Shapes()
+    if p is None:
+        return out
+    for i in range(b.layers):
+        for name in ("attention", "mlp"):
+            out[f"layers.{i}.{name}_conv.base"] = (2, p.taps, b.hidden)
+            out[f"layers.{i}.{name}_conv.dynamic.weight"] = (2 * p.taps * (b.hidden // p.group), b.hidden)
+    table = (config.vocab.target, p.rank)
+    return out | {"paths.before.weight": table, "paths.after.weight": table, "paths.mix.weight": (p.rank, b.hidden)}
 
 
 def _medusa(config: DraftConfig) -> Shapes:

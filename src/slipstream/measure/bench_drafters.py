@@ -81,12 +81,12 @@ def specimens(opened: Opened) -> Iterator[Specimen]:
 
 def usual(algorithm: str, opened: Opened) -> DraftConfig:
     """Return the record of a drafter of the usual size for a target."""
-    from slipstream.nets.draft_config import Block, Body, DraftConfig, Features, Heads, Markov, Rows, Vocab
+    from slipstream.nets.draft_config import Block, Body, DraftConfig, Features, Heads, Markov, Paths, Rows, Vocab
     from slipstream.nets.families import read_config
 
     c = read_config(learned.raw_config(opened))
     n = c.layers
-    deep = {"peagle": 4, "dflash": 5, "dspark": 5}.get(algorithm, 1)
+    deep = {"peagle": 4, "dflash": 5, "dflash2": 5, "dspark": 5}.get(algorithm, 1)
     windows, low, high = (None,) * deep, 1, n - 3
     body = Body(c.hidden, deep, c.heads, c.kv_heads, c.head_dim, c.mlp, windows)
     spread = tuple(low + round(i * (high - low) / 4) + 1 for i in range(5))
@@ -105,6 +105,9 @@ def usual(algorithm: str, opened: Opened) -> DraftConfig:
     features, full = Features(spread, c.hidden), (False,) * deep
     if algorithm == "dflash":
         return DraftConfig("dflash", "zlab", features, vocab, body, block=Block(16, 0, False, full))
+    if algorithm == "dflash2":
+        paths = Paths(2, 16, 256, 16)
+        return DraftConfig("dflash2", "zlab", features, vocab, body, block=Block(8, 0, False, full), paths=paths)
     if algorithm == "dspark":
         markov = Markov("vanilla", 256, "markov")
         return DraftConfig("dspark", "specforge", features, vocab, body, block=Block(7, 0, True, full), markov=markov)

@@ -8,8 +8,10 @@ block never is: it lives in the scratch behind it. What a slot predicts and what
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
+from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -20,6 +22,7 @@ from slipstream.nets.layers import Map, rms_norm
 from slipstream.types import RequestError
 
 _Kind = tuple[int | None, bool]  # window, causal inside the block
+Sublayer = Literal["attention", "mlp"]
 
 
 class DFlashNet:
@@ -87,9 +90,14 @@ class DFlashNet:
         plans = {kind: self._plan(slots, size, kind) for kind in set(self._kinds)}
         for index, kind in enumerate(self._kinds):
             x = rms_norm(h, self._attn_in[index], self.body.eps)
-            h = h + self.layers.attention(index, x, plans[kind])
-            h = h + self.layers.mlp(index, h)
+            h = h + self.around("attention", index, x, size, partial(self.layers.attention, index, plan=plans[kind]))
+            x = self.layers.mlp_norm(index, h)
+            h = h + self.around("mlp", index, x, size, partial(self.layers.bare_mlp, index))
         return rms_norm(h, self.norm, self.body.eps).view(len(slots), size, -1)
+
+    def around(self, which: Sublayer, index: int, x: Tensor, size: int, run: Callable[[Tensor], Tensor]) -> Tensor:
+        """Run a sublayer of a layer over its normed input: rows [B * S, H], a block's S = `size` slots together."""
+        return run(x)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Ids [R] -> [R, H], from the drafter's own table or the target's."""

@@ -163,8 +163,16 @@ class DraftLayers:
 
     def mlp(self, index: int, x: Tensor) -> Tensor:
         """The gated MLP of a layer, with its norm: [R, H] -> [R, H], without the residual."""
+        return self.bare_mlp(index, self.mlp_norm(index, x))
+
+    def mlp_norm(self, index: int, x: Tensor) -> Tensor:
+        """The norm before a layer's MLP: [R, H] -> [R, H]."""
+        return rms_norm(x, self.layers[index].mlp_in, self.body.eps)
+
+    def bare_mlp(self, index: int, x: Tensor) -> Tensor:
+        """The gated MLP of a layer over normed rows: [R, H] -> [R, H]."""
         w = self.layers[index]
-        return w.down(gated(w.gate_up(rms_norm(x, w.mlp_in, self.body.eps)), self.body.activation))
+        return w.down(gated(w.gate_up(x), self.body.activation))
 
     def length(self, slot: int) -> int:
         """Return the committed places of a slot."""
