@@ -131,6 +131,15 @@ def test_trees_are_sized_by_cost() -> None:
     assert int(dear.propose([row], [20], RequestRngs([row])).length[0]) == 1
 
 
+def test_a_state_that_is_not_the_last_tokens_is_not_drafted_from() -> None:
+    drafter, row = drafter_of(), row_of()
+    tell(drafter, row)
+    row.tokens.append(2)  # committed, but not heard of
+    assert int(drafter.propose([row], [5], RequestRngs([row])).length[0]) == 1
+    drafter.observe([row], [[9]], [{-1: torch.zeros(1, zoo.H)}])  # nor is this what the row holds
+    assert int(drafter.propose([row], [5], RequestRngs([row])).length[0]) == 1
+
+
 @pytest.mark.parametrize("shape", ["tree", "chain"])
 def test_states_that_are_not_finite_end_one_draft(shape: str) -> None:
     drafter, rows = drafter_of(MedusaOptions(shape=shape)), [row_of(0), row_of(1)]  # type: ignore[arg-type]
