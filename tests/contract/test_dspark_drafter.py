@@ -139,7 +139,14 @@ class TestSchedule:
 
     def test_off_ignores_the_table(self):
         rows = [endless(0)]
-        assert joined(dspark(seconds=STEEP), rows).propose(rows, [5]).length.tolist() == [6]
+        off = dspark(options=DSparkOptions(schedule="off"), seconds=STEEP)
+        assert joined(off, rows).propose(rows, [5]).length.tolist() == [6]
+
+    def test_auto_cuts_greedy_rows_and_leaves_sampled_ones_to_their_seed(self):
+        rows = [endless(0), endless(1, temperature=1.0), endless(2)]
+        drafter = dspark(seconds=STEEP)
+        assert drafter.options.schedule == "auto"
+        assert joined(drafter, rows).propose(rows, [5] * 3).length.tolist() == [1, 6, 1]
 
     def test_temperatures_change_what_pays(self):
         rows = [endless(i, temperature=1.0) for i in range(4)]

@@ -31,18 +31,20 @@ _MOST_LOGITS = 1 << 26  # numbers computed at once: bounds the memory of many ro
 class DSparkOptions:
     """How much of a block to submit.
 
-    `schedule`: "hardware" weighs all rows' tokens against the measured cost of the target's pass; "off" submits all.
+    `schedule`: "hardware" weighs all rows' tokens against the measured cost of a round; "off" submits all; "auto"
+    weighs those of greedy rows, whose text no length can change: a sampled row's lengths, and so the text of its seed,
+    would depend on measured times and on its neighbours. Without a confidence head "auto" is off.
     `threshold`: draft no token whose confidence is below this; 0 is off. `temperatures` of the confidence head by
     depth, or a file that `calibration` saved; depths not named have 1.
     """
 
-    schedule: Literal["off", "hardware"] = "off"
+    schedule: Literal["auto", "off", "hardware"] = "auto"
     threshold: float = 0.0
     temperatures: tuple[float, ...] | str | Path = ()
 
     def __post_init__(self) -> None:
-        if self.schedule not in ("off", "hardware"):
-            raise RequestError(f"schedule={self.schedule!r} must be off or hardware")
+        if self.schedule not in ("auto", "off", "hardware"):
+            raise RequestError(f"schedule={self.schedule!r} must be auto, off or hardware")
         if not 0.0 <= self.threshold < 1.0:
             raise RequestError(f"threshold={self.threshold!r} must be at least 0 (off) and below 1")
         if not isinstance(self.temperatures, str | Path):
@@ -50,8 +52,8 @@ class DSparkOptions:
 
     @property
     def sure(self) -> bool:
-        """True when the confidence head is asked at all."""
-        return self.threshold > 0.0 or self.schedule != "off"
+        """True when the confidence head must be there."""
+        return self.threshold > 0.0 or self.schedule == "hardware"
 
 
 @dataclass
@@ -102,7 +104,8 @@ class DSpark:
         self.needs = Needs(taps=net.config.features.taps)
         self.net, self.vocab, self.device = net, vocab, torch.device(device)
         self.temperatures = _temperatures(self.options, net, target)
-        self.seconds: Seconds | None = seconds if self.options.schedule == "hardware" else None
+        weighed = self.options.schedule != "off" and net.config.markov.confidence != "none"
+        self.seconds: Seconds | None = seconds if weighed else None
         self.reduced = Reduced(net.backbone.vocab_map, vocab, net.tables.device)
         self.context = ContextRows(net.backbone, max_rows)
         self.collect: list[Outcome] | None = None
@@ -122,7 +125,7 @@ class DSpark:
         if work.live:
             self._chains(work, said)
         if self.seconds is not None:
-            work.cut(self._lengths(said.survival, [len(guess) for guess in work.guesses]))
+            work.cut(self._kept(rows, said.survival, [len(guess) for guess in work.guesses]))
         if self.collect is not None:
             for row, guess, logits in zip(rows, work.guesses, said.logits, strict=True):
                 self._submitted[row.id] = tuple(logits[: len(guess)])
@@ -139,6 +142,13 @@ class DSpark:
         """Free the row's place in the network's cache."""
         self._submitted.pop(row.id, None)
         self.context.forget(row)
+
+    def _kept(self, rows: list[Sequence], survival: Tensor, drawn: list[int]) -> list[int]:
+        if self.options.schedule == "hardware":
+            return self._lengths(survival, drawn)
+        greedy = [row.params.greedy for row in rows]
+        found = self._lengths(survival, [n if g else 0 for n, g in zip(drawn, greedy, strict=True)])
+        return [f if g else n for f, n, g in zip(found, drawn, greedy, strict=True)]
 
     def _lengths(self, survival: Tensor, drawn: list[int]) -> list[int]:
         assert self.seconds is not None
@@ -174,7 +184,7 @@ class DSpark:
 
     def _doubt(self, work: Drawing, walk: _Walk, found: Corrected, said: _Said, depth: int) -> Corrected:
         """Note the confidence in each live row's next token, not yet drawn; end the rows that lack it."""
-        if found.confidence is None or not (self.options.sure or self.collect is not None):
+        if found.confidence is None or not (self.options.sure or self.seconds or self.collect is not None):
             return found
         heat = self.temperatures[depth - 1] if depth <= len(self.temperatures) else 1.0
         chances = torch.sigmoid(found.confidence.double() / heat).cpu()

@@ -32,7 +32,7 @@ def best_tree(rows: Seq[Sequence], pool: Pool, limits: Seq[int], seconds: Second
     """Return the tree of the `limits[b]` best nodes of each row, ties by place in the pool; on the pool's device.
 
     With `seconds` the trees are cut to the size that promises most tokens per second of the target's pass (CaDDTree,
-    2606.01813), over the whole batch: nodes of all rows enter in the order of their probability.
+    2606.01813), over the whole batch: nodes of all greedy rows enter in the order of their probability.
     """
     most = max([0, *limits])
     scores, order = pool.scores.sort(dim=1, descending=True, stable=True)
@@ -41,7 +41,9 @@ def best_tree(rows: Seq[Sequence], pool: Pool, limits: Seq[int], seconds: Second
     sizes = torch.tensor(list(limits), device=order.device)
     allowed = (at < sizes[:, None]) & (scores > -torch.inf)
     if seconds is not None:
-        allowed &= _worth(torch.where(allowed, scores.exp(), 0.0), seconds)
+        # measured times differ from run to run: a sampled row keeps its size, so that its seed fixes its text
+        timed = torch.tensor([row.params.greedy for row in rows], device=order.device)[:, None]
+        allowed &= _worth(torch.where(allowed & timed, scores.exp(), 0.0), seconds) | ~timed
     counts = allowed.sum(1)
     order = order[:, : int(counts.max()) if len(limits) else 0]
     place = torch.zeros_like(pool.tokens).scatter_(1, order, (at[: order.shape[1]] + 1).expand_as(order))
