@@ -25,8 +25,9 @@ def read_paths(
 ) -> DraftConfig:
     """Add the paths; a key is taken from the first of `places` that has it, `defaults` are by key."""
     sizes = {name: _size(r, places, key, defaults.get(key)) for name, key in _SIZES.items()}
-    scales = read_scales(r, places)
-    paths = Paths(**sizes, **{name: scales[key] for name, key in _SCALES.items() if key in scales})
+    told = read_scales(r, places)
+    scales: dict[str, Any] = {name: told[key] for name, key in _SCALES.items() if key in told}
+    paths = Paths(**sizes, **scales)
     _agree(r, paths, config)
     return replace(config, paths=paths)
 
