@@ -95,7 +95,9 @@ class Watched(DSpark):
     """The production drafter, noting how many tokens it submits."""
 
     def __init__(self, net, options=None, **more):
-        super().__init__(net, vocab=net.tables.vocab, max_rows=2 * WIDTH, options=options, seconds=seconds, **more)
+        super().__init__(
+            net, vocab=net.config.vocab.target, max_rows=2 * WIDTH, options=options, seconds=seconds, **more
+        )
         self.seen = set()
 
     def propose(self, rows, budget, rngs):

@@ -60,7 +60,7 @@ class DFlash:
         self.options = options or DFlashOptions()
         self.needs = Needs(taps=net.config.features.taps, tree=self.options.shape == "tree")
         self.net, self.vocab, self.device = net, vocab, torch.device(device)
-        self.reduced = Reduced(net.vocab_map, vocab, net.tables.device)
+        self.reduced = Reduced(net.vocab_map, vocab, net.layers.device)
         self.context = ContextRows(net, max_rows)
         self.seconds = seconds
         self._dropped = Dropped("dflash drafter")

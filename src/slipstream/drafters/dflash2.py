@@ -56,7 +56,7 @@ class DFlash2:
         self.options = options or DFlash2Options()
         self.needs = Needs(taps=net.config.features.taps)
         self.net, self.vocab, self.device = net, vocab, torch.device(device)
-        self.reduced = Reduced(net.vocab_map, vocab, net.tables.device)
+        self.reduced = Reduced(net.vocab_map, vocab, net.layers.device)
         self.context = ContextRows(net, max_rows)
         self._dropped = Dropped("dflash2 drafter")
 

@@ -106,7 +106,7 @@ class DSpark:
         self.temperatures = _temperatures(self.options, net, target)
         weighed = self.options.schedule != "off" and net.config.markov.confidence != "none"
         self.seconds: Seconds | None = seconds if weighed else None
-        self.reduced = Reduced(net.backbone.vocab_map, vocab, net.tables.device)
+        self.reduced = Reduced(net.vocab_map, vocab, net.layers.device)
         self.context = ContextRows(net.backbone, max_rows)
         self.collect: list[Outcome] | None = None
         self._dropped = Dropped("dspark drafter")

@@ -8,6 +8,7 @@ tables A and B. Which token is chosen is not decided here.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -62,7 +63,8 @@ class DFlash2Net(DFlashNet):
         max_len: int,
         max_nodes: int,
     ) -> None:
-        super().__init__(config, tensors, tables, max_rows=max_rows, max_len=max_len, max_nodes=max_nodes)
+        bare = replace(tables, embed=tables.bare_embed or tables.embed, head=tables.bare_head or tables.head)
+        super().__init__(config, tensors, bare, max_rows=max_rows, max_len=max_len, max_nodes=max_nodes)
         self.paths = _checked(config, self.body.hidden)
         cast = Cast(tensors, tables.dtype, tables.device)
         places: tuple[Sublayer, ...] = ("attention", "mlp")
@@ -80,17 +82,13 @@ class DFlash2Net(DFlashNet):
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Ids [R] -> [R, H]: the target's rows as stored, times the drafter's own scale."""
-        table, scale = self.tables.bare_embed or self.tables.embed, self.paths.embed_scale
-        rows = table(tokens) if self.embeds is None else self.embeds[tokens]
+        rows, scale = self.tables.embed(tokens), self.paths.embed_scale
         return rows if scale == 1.0 else rows * scale
 
     @torch.no_grad()
     def logits(self, states: Tensor) -> Tensor:
         """States after the final norm [R, H] -> logits [R, Vd], with the drafter's own scale and cap."""
-        head = self.head or self.tables.bare_head or self.tables.head
-        logits, cap = head(states), self.paths.logit_cap
-        if self.rows_of_head is not None:
-            logits = logits[:, self.rows_of_head]
+        logits, cap = self.tables.head(states), self.paths.logit_cap
         if self.paths.logit_scale != 1.0:
             logits = logits * self.paths.logit_scale
         return logits if cap is None else torch.tanh(logits / cap) * cap
@@ -110,8 +108,9 @@ class DFlash2Net(DFlashNet):
     @property
     def nbytes(self) -> int:
         """Bytes of the weights, the target's tables not counted."""
-        own = (self._before, self._after, self._mix, *self.convolutions.values())
-        return super().nbytes + sum(part.nbytes for part in own)
+        own = (self._before, self._after, self._mix)
+        around = sum(each.nbytes for each in self.convolutions.values())
+        return super().nbytes + around + sum(part.nbytes for part in own)
 
 
 def _checked(config: DraftConfig, hidden: int) -> Paths:

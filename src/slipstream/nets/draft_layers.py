@@ -161,6 +161,11 @@ class DraftLayers:
             self.cache.write(index, s.slot, s.at, k[at : at + s.rows], v[at : at + s.rows])
             at += s.rows
 
+    def attn_norm(self, index: int, x: Tensor) -> Tensor:
+        """The norm before a layer's attention, where it has one: [R, H] -> [R, H]."""
+        weight = self.layers[index].attn_in
+        return x if weight is None else rms_norm(x, weight, self.body.eps)
+
     def mlp(self, index: int, x: Tensor) -> Tensor:
         """The gated MLP of a layer, with its norm: [R, H] -> [R, H], without the residual."""
         return self.bare_mlp(index, self.mlp_norm(index, x))

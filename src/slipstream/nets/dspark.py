@@ -108,7 +108,7 @@ class DSparkNet:
         max_len: int,
         max_nodes: int,
     ) -> None:
-        self.config, self.tables = config, tables
+        self.config = config
         self.backbone = DFlashNet(config, tensors, tables, max_rows=max_rows, max_len=max_len, max_nodes=max_nodes)
         ids = max(tables.vocab, config.vocab.target)
         self.heads = SlotHeads(config.markov, Cast(tensors, tables.dtype, tables.device), ids=ids)
@@ -137,6 +137,11 @@ class DSparkNet:
     def before(self, hidden: Tensor, anchors: Tensor) -> Tensor:
         """Return what the anchor's slot, in states hidden [R, H], hands to the first that drafts; see `runs_in`."""
         return self.heads.before(hidden, anchors)
+
+    @property
+    def vocab_map(self) -> Tensor | None:
+        """The target's ids of the drafter's own [Vd]; None: they are the same."""
+        return self.backbone.vocab_map
 
     @property
     def layers(self) -> DraftLayers:

@@ -15,7 +15,6 @@ from torch import Tensor
 from slipstream.nets.draft_config import DraftConfig, Tables
 from slipstream.nets.draft_layers import Cast, DraftLayers, Plan, Segment
 from slipstream.nets.draft_tables import DraftTables
-from slipstream.nets.layers import rms_norm
 from slipstream.types import RequestError
 
 
@@ -77,8 +76,6 @@ class EagleNet:
 
 
 def plain_layer(layers: DraftLayers, index: int, h: Tensor, plan: Plan) -> Tensor:
-    """Run rows h [R, H] through one layer; without a norm in front of it, attention reads them as they are."""
-    weights = layers.layers[index]
-    norm = weights.hidden_norm if weights.attn_in is None else weights.attn_in
-    h = h + layers.attention(index, h if norm is None else rms_norm(h, norm, layers.body.eps), plan)
+    """Run rows h [R, H] through one layer."""
+    h = h + layers.attention(index, layers.attn_norm(index, h), plan)
     return h + layers.mlp(index, h)
