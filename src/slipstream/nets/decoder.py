@@ -26,17 +26,17 @@ _CHUNK = 512  # tokens of prompt per pass: bounds the mask and the activations
 
 @dataclass(frozen=True)
 class Pass:
-    """One forward: N new entries behind `starts[b]` cached ones in each slot, and what each may see."""
+    """One forward: `counts[b]` new entries behind `starts[b]` cached ones in each slot, and what each may see."""
 
     slots: list[int]
     starts: list[int]
-    nodes: int
-    rotations: dict[Rope, tuple[Tensor, Tensor]]  # cos, sin: [B * N, 1, D]
+    counts: list[int]
+    rotations: dict[Rope, tuple[Tensor, Tensor]]  # cos, sin: [R, 1, D]
     sights: dict[int | None, list[Sight]]  # per window, one for each row
 
 
 class Decoder:
-    """The layers. Hidden states are [R, H] with R = B * N rows, row-major."""
+    """The layers. Hidden states are [R, H]: the entries of each batch row, one row after the other, no padding."""
 
     def __init__(self, config: DecoderConfig, weights: Weights, dtype: torch.dtype, device: torch.device) -> None:
         self.config, self.weights, self.dtype, self.device = config, weights, dtype, device
@@ -77,12 +77,13 @@ class Decoder:
         rope = c.ropes[index]
         if rope is not None:
             qk = rotate(qk, *work.rotations[rope])
-        q, k, n = qk[:, : c.heads], qk[:, c.heads :], work.nodes
-        out = []
+        q, k = qk[:, : c.heads], qk[:, c.heads :]
+        out, at = [], 0
         for b, (slot, sight) in enumerate(zip(work.slots, work.sights[c.windows[index]], strict=True)):
-            rows = slice(b * n, (b + 1) * n)
+            rows = slice(at, at + work.counts[b])
             cache.write(index, slot, work.starts[b], k[rows], v[rows])
             out.append(attend(q[rows], cache.read(index, slot, sight.begin, sight.end), sight, c.scale))
+            at = rows.stop
         return w.out(out[0] if len(out) == 1 else torch.cat(out))
 
     def _normed(self, qk: Tensor, w: LayerWeights) -> Tensor:
@@ -116,8 +117,8 @@ class CachedDecoder:
         self._scored.pop(slot, None)
         felt: dict[int, list[Tensor]] = {tap: [] for tap in taps}
         for at in range(0, len(tokens), _CHUNK):
-            ids = self._ids(torch.tensor([tokens[at : at + _CHUNK]]))
-            work = self._plan([slot], [start + at], ids.shape[1], None)
+            ids = self._ids(torch.tensor(tokens[at : at + _CHUNK]))
+            work = self._plan([slot], [start + at], [len(ids)], None)
             _, states = self._run(ids, work, taps, head=False)
             for tap in taps:
                 felt[tap].append(states[tap])
@@ -127,12 +128,18 @@ class CachedDecoder:
 
     @torch.no_grad()
     def nodes(
-        self, slots: Seq[int], tokens: Tensor, parents: Tensor | None = None, taps: Seq[int] = ()
+        self,
+        slots: Seq[int],
+        tokens: Tensor,
+        parents: Tensor | None = None,
+        taps: Seq[int] = (),
+        counts: Seq[int] | None = None,
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """Score tokens [B, N] behind each slot; node i sits at position length + depth(i). Commits nothing.
 
-        `parents` [B, N] (node 0: -1, others earlier than their child); None is a chain. Returns logits [B, N, V] in the
-        network's dtype and {tap: [B, N, H]}.
+        `parents` [B, N] (node 0: -1, others earlier than their child); None is a chain. Row b has `counts[b]` nodes
+        (None: N); the rest is padding, which is neither read nor computed. Returns logits [B, N, V] in the network's
+        dtype and {tap: [B, N, H]}, zeros at padding.
         """
         rows, n = tokens.shape
         starts = [self._start(slot) for slot in slots]
@@ -140,14 +147,17 @@ class CachedDecoder:
             raise RequestError(f"{rows} rows of tokens for slots {list(slots)}; one distinct slot per row is needed")
         if not 1 <= n <= self.max_nodes:
             raise RequestError(f"{n} nodes in one pass; this decoder was made for 1 to {self.max_nodes} (max_nodes)")
-        ids = self._ids(tokens)
-        trees = None if parents is None else [_checked(row) for row in parents.tolist()]
+        lengths, real = _ragged(rows, n, counts)
+        ids = self._ids(tokens.flatten() if real is None else tokens.flatten()[real.to(tokens.device)])
+        trees = None if parents is None else [_checked(p[:m]) for p, m in zip(parents.tolist(), lengths, strict=True)]
         for slot in slots:
             self._scored.pop(slot, None)
-        work = self._plan(list(slots), starts, n, trees)
+        work = self._plan(list(slots), starts, lengths, trees)
         logits, states = self._run(ids, work, taps, head=True)
-        self._scored.update({s: trees[b] if trees else list(range(-1, n - 1)) for b, s in enumerate(slots)})
-        return logits.view(rows, n, -1), {tap: x.view(rows, n, -1) for tap, x in states.items()}
+        for b, slot in enumerate(slots):
+            self._scored[slot] = trees[b] if trees else list(range(-1, lengths[b] - 1))
+        padded = {tap: _padded(x, rows, n, real) for tap, x in states.items()}
+        return _padded(logits, rows, n, real), padded
 
     def keep(self, slots: Seq[int], paths: Seq[list[int]]) -> None:
         """Commit node 0 and the nodes of each path, in order, from the last `nodes` of those slots."""
@@ -199,11 +209,11 @@ class CachedDecoder:
             raise RequestError(f"slot {slot}: keeping {length} tokens would pass max_len {self.config.max_len}")
         return path
 
-    def _plan(self, slots: list[int], starts: list[int], n: int, trees: list[list[int]] | None) -> Pass:
+    def _plan(self, slots: list[int], starts: list[int], counts: list[int], trees: list[list[int]] | None) -> Pass:
         """Work out positions and masks once, for all layers."""
         net, c = self.net, self.net.config
         grown = None if trees is None else [ancestry(parents) for parents in trees]
-        depths = [list(range(n))] * len(slots) if grown is None else [g[0] for g in grown]
+        depths = [list(range(n)) for n in counts] if grown is None else [g[0] for g in grown]
         at = [start + depth for start, row in zip(starts, depths, strict=True) for depth in row]
         positions, last = torch.tensor(at, device=net.device), max(at)
         rotations = {rope: table.rows(positions, last) for rope, table in net.ropes.items()}
@@ -211,19 +221,19 @@ class CachedDecoder:
         sights: dict[int | None, list[Sight]] = {}
         for window in set(c.windows):
             if grown is None:
-                sights[window] = [chain_sight(start, n, window, groups, like) for start in starts]
+                sights[window] = [chain_sight(s, n, window, groups, like) for s, n in zip(starts, counts, strict=True)]
             else:
                 sights[window] = [tree_sight(s, g, window, groups, like) for s, g in zip(starts, grown, strict=True)]
-        return Pass(slots, starts, n, rotations, sights)
+        return Pass(slots, starts, counts, rotations, sights)
 
     def _run(self, ids: Tensor, work: Pass, taps: Seq[int], head: bool) -> tuple[Tensor, dict[int, Tensor]]:
-        """Run all layers over ids [B, N] -> logits [B * N, V] (empty without `head`) and taps [B * N, H]."""
+        """Run all layers over ids [R] -> logits [R, V] (empty without `head`) and taps [R, H]."""
         net, layers = self.net, self.config.layers
         for tap in taps:
             if not -1 <= tap <= layers:
                 raise RequestError(f"tap {tap} is not one of -1..{layers}")
         states: dict[int, Tensor] = {}
-        h = net.embed(ids.flatten())
+        h = net.embed(ids)
         for index in range(layers):
             if index in taps:
                 states[index] = h.clone()
@@ -240,6 +250,23 @@ def _checked(parents: list[int]) -> list[int]:
     if parents[0] != -1 or any(not 0 <= parent < i for i, parent in enumerate(parents[1:], start=1)):
         raise RequestError(f"parents {parents} are not a tree: -1 first, then an earlier node for each")
     return parents
+
+
+def _ragged(rows: int, n: int, counts: Seq[int] | None) -> tuple[list[int], Tensor | None]:
+    """Return the nodes of each row, and which of the rows * n places they are; None for all of them."""
+    lengths = [n] * rows if counts is None else list(counts)
+    if len(lengths) != rows or not all(1 <= m <= n for m in lengths):
+        raise RequestError(f"counts {lengths} for {rows} rows of {n} nodes; each row has 1 to {n}")
+    if min(lengths, default=n) == n:
+        return lengths, None
+    return lengths, (torch.arange(n) < torch.tensor(lengths)[:, None]).flatten().nonzero()[:, 0]
+
+
+def _padded(x: Tensor, rows: int, n: int, real: Tensor | None) -> Tensor:
+    """Put x [R, W] at its places -> [B, N, W], zeros elsewhere."""
+    if real is not None:
+        x = x.new_zeros(rows * n, x.shape[1]).index_copy_(0, real.to(x.device), x)
+    return x.view(rows, n, -1)
 
 
 def load_decoder(
