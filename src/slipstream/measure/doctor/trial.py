@@ -90,6 +90,10 @@ class _NoDraws(Rngs):
         """Never called: every row is greedy."""
         raise RequestError("a greedy draft asked for a random token")
 
+    def draft_nodes(self, w: Tensor, depth: int, owners: Seq[int]) -> Tensor:
+        """Never called: every row is greedy."""
+        raise RequestError("a greedy draft asked for a random token")
+
     def accept(self, a: Tensor, active: Tensor | None = None) -> Tensor:
         """Never called: nothing is verified."""
         raise RequestError("a greedy draft asked for a coin")
