@@ -13,8 +13,9 @@ from typing import Literal
 import torch
 
 from slipstream.drafters.drawing import Drawing
-from slipstream.drafters.feature_rows import FeatureDrafter, FeatureNet
+from slipstream.drafters.feature_rows import FeatureNet
 from slipstream.drafters.growth import Growth, GrowthOptions
+from slipstream.drafters.net_drafters import FeatureDrafter
 from slipstream.types import Draft, RequestError, Rngs, Sequence
 
 
@@ -60,7 +61,7 @@ class Eagle(FeatureDrafter):
         ready = self._rows.begin(rows)
         limits = [n if ok else 0 for n, ok in zip(budget, ready, strict=True)]
         if self._growth is None:
-            return self._chain(rows, [min(n, self._net.max_nodes + 1) for n in limits], rngs)
+            return self._chain(rows, [min(n, self.net.max_nodes + 1) for n in limits], rngs)
         draft = self._growth.grow(rows, limits, rngs)
         self._dropped.add(self._growth.broken)
         return draft
