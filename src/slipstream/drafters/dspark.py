@@ -42,7 +42,8 @@ class DSparkOptions:
     def __post_init__(self) -> None:
         if self.schedule not in ("auto", "off", "hardware"):
             raise RequestError(f"schedule={self.schedule!r} must be auto, off or hardware")
-        if not 0.0 <= self.threshold < 1.0:
+        number = isinstance(self.threshold, int | float) and not isinstance(self.threshold, bool)
+        if not (number and 0.0 <= self.threshold < 1.0):
             raise RequestError(f"threshold={self.threshold!r} must be at least 0 (off) and below 1")
         if not isinstance(self.temperatures, str | Path):
             checked_temperatures(self.temperatures, "temperatures")

@@ -21,19 +21,29 @@ from slipstream.types import Draft, RequestError, Rngs, Sequence
 
 @dataclass(frozen=True, kw_only=True)
 class EagleOptions:
-    """`shape` chain: as deep as the budget. tree: `depth` levels at most, `top_k` nodes run in each.
+    """`shape` chain: as deep as the budget. tree: `depth` levels at most (6), `top_k` nodes run in each (8).
 
     Trees of greedy rows are those of EAGLE-2; the others have hybrid nodes (`drafters.growth`).
     """
 
     shape: Literal["chain", "tree"] = "chain"
-    depth: int = 6
-    top_k: int = 8
+    depth: int | None = None
+    top_k: int | None = None
 
     def __post_init__(self) -> None:
         if self.shape not in ("chain", "tree"):
             raise RequestError(f"shape={self.shape!r} must be 'chain' or 'tree'")
-        GrowthOptions(depth=self.depth, top_k=self.top_k)
+        growth = self.growth
+        for name in ("depth", "top_k"):
+            if self.shape == "chain" and getattr(self, name) is not None:
+                value = getattr(growth, name)
+                raise RequestError(f"{name}={value!r} has no effect on a chain: use draft_tokens, or shape=tree")
+
+    @property
+    def growth(self) -> GrowthOptions:
+        """How trees grow."""
+        depth, top_k = 6 if self.depth is None else self.depth, 8 if self.top_k is None else self.top_k
+        return GrowthOptions(depth=depth, top_k=top_k)
 
 
 class Eagle(FeatureDrafter):
@@ -53,8 +63,8 @@ class Eagle(FeatureDrafter):
         self.options = options or EagleOptions()
         tree = self.options.shape == "tree"
         super().__init__(net, vocab=vocab, max_rows=max_rows, device=device, tree=tree)
-        growth = GrowthOptions(depth=self.options.depth, top_k=self.options.top_k)
-        self._growth = Growth(self._rows, self._logits, growth, room=net.max_nodes, device=device) if tree else None
+        grow = Growth(self._rows, self._logits, self.options.growth, room=net.max_nodes, device=device)
+        self._growth = grow if tree else None
 
     def propose(self, rows: list[Sequence], budget: list[int], rngs: Rngs) -> Draft:
         """Draft at most `budget[b]` tokens for each row."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from slipstream.drafters.frontier import Level
 from slipstream.drafters.ranks import end_ids, highest
-from slipstream.sampling.laws import draft_law, needs_history
+from slipstream.sampling.laws import drafting_law, needs_history
 from slipstream.types import Draft, Draw, Rngs, Sequence
 
 
@@ -46,7 +46,9 @@ class Hybrid:
         b, f = level.ok.nonzero(as_tuple=True)
         fine = logits.amax(-1).isfinite().cpu()
         self.broken |= set(b[~fine].tolist())
-        law = draft_law([self.rows[i] for i in b.tolist()], self._prefixes(level), logits)  # [n, V]
+        law, bare = drafting_law([self.rows[i] for i in b.tolist()], self._prefixes(level), logits)  # [n, V]
+        if bare is not None:
+            fine = fine & ~bare.cpu()
         scores, ids = self._fixed(law)  # [n, K - 1]
         table = level.scores.new_full((*level.ok.shape, 1 + ids.shape[1]), -torch.inf)
         own = level.scores[b, f].masked_fill(~fine, -torch.inf)[:, None]

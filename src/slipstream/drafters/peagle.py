@@ -33,8 +33,8 @@ class PEagleOptions:
     depth: int = 8
 
     def __post_init__(self) -> None:
-        if self.depth < 1:
-            raise RequestError(f"depth={self.depth!r} must be at least 1")
+        if isinstance(self.depth, bool) or not isinstance(self.depth, int) or self.depth < 1:
+            raise RequestError(f"depth={self.depth!r} must be a whole number of at least 1")
 
 
 class PEagle(FeatureDrafter):
