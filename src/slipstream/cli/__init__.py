@@ -9,7 +9,9 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from slipstream.types import RequestError, WorkError
@@ -36,6 +38,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
+    with _warnings_in_one_line():
+        return _guarded(words, debug)
+
+
+def _guarded(words: list[str], debug: bool) -> int:
     try:
         status = _dispatch(words)
         sys.stdout.flush()
@@ -106,6 +113,25 @@ def _report(error: Exception, status: int, debug: bool) -> int:
         traceback.print_exception(error)
     _complain(_one_line(str(error)))
     return status
+
+
+@contextmanager
+def _warnings_in_one_line() -> Iterator[None]:
+    """Say each warning once, without the place in the code: whoever runs a command is not its programmer."""
+    before = warnings.showwarning
+    said: set[str] = set()
+
+    def show(message: Warning | str, *place: Any, **more: Any) -> None:
+        text = _one_line(str(message))
+        if text not in said:
+            said.add(text)
+            _complain(f"warning: {text}")
+
+    warnings.showwarning = show
+    try:
+        yield
+    finally:
+        warnings.showwarning = before
 
 
 def _one_line(text: str) -> str:
