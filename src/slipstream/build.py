@@ -170,6 +170,7 @@ def _rule(name: str) -> Callable[[], VerifyRule]:
 
 _EAGLE = ("shape", "depth", "top_k")
 _DSPARK = ("schedule", "threshold", "temperatures")
+_MEDUSA = ("shape", "choices")
 DRAFTERS: Mapping[str, PlugIn] = MappingProxyType(
     {
         "none": PlugIn("guesses nothing: plain decoding", _make_none),
@@ -183,7 +184,9 @@ DRAFTERS: Mapping[str, PlugIn] = MappingProxyType(
         "dflash": _head("dflash", "DFlash: a whole block denoised in one pass", 15, "shape"),
         "dflash2": _head("dflash2", "DFlash 2: a block, and the best path through its likeliest tokens", 7),
         "dspark": _head("dspark", "DSpark: a block, corrected token by token, as long as it pays", 7, *_DSPARK),
-        "medusa": _head("medusa", "Medusa-1: one head per position, a tree of their guesses", 15, "shape", draws=False),
+        "medusa": _head(
+            "medusa", "Medusa-1: one head per position, a tree of their guesses", 15, *_MEDUSA, draws=False
+        ),
     }
 )
 TARGETS: Mapping[str, PlugIn] = MappingProxyType(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from slipstream import build, machine
+from slipstream import build, learned, machine
 from slipstream.config import DrafterConfig, EngineConfig, TargetConfig
 from slipstream.types import RequestError, WorkError
 from tiny_model import make_model
@@ -21,6 +21,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def opened(folder: Path) -> build.Opened:
     return build.open_target(TargetConfig(model=str(folder), dtype="float32"), rows=2)
+
+
+@pytest.mark.parametrize("name", learned.ALGORITHMS)
+def test_every_option_of_a_learned_drafter_can_be_named_in_a_spec(name):
+    assert set(build.DRAFTERS[name].options) == set(learned.ALGORITHMS[name].option_names())
 
 
 def test_specs(folder):
