@@ -25,6 +25,7 @@ COMMANDS = {
     "audit": ("slipstream.cli.audit_cmd", "prove and test that the output is the model's own"),
     "convert": ("slipstream.cli.convert_cmd", "write a drafter in another public layout, proven to be the same"),
     "doctor": ("slipstream.cli.doctor_cmd", "is a drafter read as it was trained? other readings, measured"),
+    "calibrate": ("slipstream.cli.calibrate_cmd", "fit a DSpark drafter's confidence to what its target accepts"),
     "models": ("slipstream.cli.models_cmd", "list, pull and locate models of the catalogue"),
     "info": ("slipstream.cli.info", "describe this machine, a model or a drafter"),
 }
