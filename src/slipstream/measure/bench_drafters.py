@@ -79,7 +79,7 @@ def specimens(opened: Opened) -> Iterator[Specimen]:
         yield Specimen(f"{algorithm} tree", found, {"shape": "tree"}, max(count, 15))
 
 
-def usual(algorithm: str, opened: Opened) -> DraftConfig:
+def usual(algorithm: Any, opened: Opened) -> DraftConfig:
     """Return the record of a drafter of the usual size for a target."""
     from slipstream.nets.draft_config import Block, Body, DraftConfig, Features, Heads, Markov, Paths, Rows, Vocab
     from slipstream.nets.families import read_config
