@@ -7,6 +7,7 @@ chosen by score (law 4); drawn ones are not made here.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
@@ -77,7 +78,10 @@ def merge(rows: Seq[Sequence], parts: Seq[tuple[list[int], Draft]], device: torc
     width = max([1, *(draft.nodes for _, draft in parts)])
     whole = widen(_written(rows, nothing, nothing, torch.zeros(len(rows), dtype=torch.int64, device=device)), width)
     laws = [draft.q for _, draft in parts if draft.q is not None]
-    q = laws[0].new_zeros((len(rows), width, laws[0].shape[2]), device=device) if laws else None
+    q = None
+    if laws:  # wide enough for all: a law must stay what was drawn from (law 3)
+        dtype = functools.reduce(torch.promote_types, (law.dtype for law in laws))
+        q = torch.zeros(len(rows), width, laws[0].shape[2], dtype=dtype, device=device)
     for which, draft in parts:
         part, at = moved(widen(draft, width), device), torch.tensor(which, device=device)
         for name in ("tokens", "parents", "length", "draw"):
