@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 
 import torch
 
@@ -48,6 +49,12 @@ def profile_of(passes: dict[int, float], drafts: dict[str, float | dict[int, flo
     return Profile({1: CostTable(passes)}, drafts=tables)
 
 
+@cache
+def coin(seed: int, round_: int, position: int) -> float:
+    """The coin of a position: the same for all who draft there."""
+    return random.Random(f"{seed} {round_} {position}").random()
+
+
 @dataclass
 class Run:
     """What a simulated request did."""
@@ -72,7 +79,7 @@ class Machine:
 
     def stands(self, round_: int, length: int) -> int:
         for k in range(1, length + 1):
-            if random.Random(f"{self.seed} {round_} {k}").random() >= self.process(round_, k):
+            if coin(self.seed, round_, k) >= self.process(round_, k):
                 return k - 1
         return length
 

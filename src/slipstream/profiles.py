@@ -48,7 +48,7 @@ def profile_for(opened: Opened, parts: Seq[Part], rule: VerifyRule, rows: int, n
         if opened.busy is not None and not opened.busy.idle:
             return opened.profile or flat()
         with memory_guard("measuring what rounds cost"):
-            found, fresh = _complete(opened, parts, rule, min(rows, MOST_ROWS))
+            found, fresh = _complete(opened, parts, rule, rows)
         if fresh:
             note = profile_file.save(folder, key, found)
             notes += [note] if note else []
@@ -58,7 +58,7 @@ def profile_for(opened: Opened, parts: Seq[Part], rule: VerifyRule, rows: int, n
 def measure_again(opened: Opened, parts: Seq[Part], rule: VerifyRule, rows: int) -> Profile:
     """Forget what was measured of the target and these drafters, and measure it; acceptance that was found stays."""
     old, opened.profile = opened.profile, None
-    found, _ = _complete(opened, parts, rule, min(rows, MOST_ROWS))
+    found, _ = _complete(opened, parts, rule, rows)
     if old is not None:
         found.rates.update(old.rates)
     return found
@@ -76,7 +76,7 @@ def _complete(opened: Opened, parts: Seq[Part], rule: VerifyRule, rows: int) -> 
     """Measure what the profile lacks; say whether anything did."""
     from slipstream.control.profile import measure_drafter, measure_rows, measure_target
 
-    fresh = False
+    rows, fresh = min(rows, MOST_ROWS, opened.target.caps.max_rows), False
     if opened.profile is None:
         opened.profile, fresh = measure_target(opened.target, rule), True
     found = opened.profile

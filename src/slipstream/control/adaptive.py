@@ -92,6 +92,9 @@ class AdaptiveBudget:
                 own.plan = self._alone(own, row.cached)
         if free and len(rows) > 1:
             self._together(rows, owns, free)
+        if len(free) == len(rows) and self._clocks.due():
+            for own in owns:
+                own.plan = _NOTHING
         return [own.plan.length for own in owns]
 
     def record(self, rows: list[Sequence], draft: Draft, verdict: Verdict, laws: Laws) -> None:

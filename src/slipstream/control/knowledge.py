@@ -15,8 +15,8 @@ from slipstream.control.profile import Profile
 from slipstream.control.shadows import Shadows
 
 _PROBE = 2  # nodes drafted to see how a drafter does, while nothing is drafted
-_GAIN_DECAY = 0.95
-_START = 5.0  # rounds at plain speed that a request starts with
+_GAIN_DECAY = 0.98
+_START = 10.0  # rounds at plain speed that a request starts with
 _CREDIT, _MOST_CREDIT = 0.3, 4.0  # plain rounds
 
 

@@ -87,7 +87,7 @@ def merge(rows: Seq[Sequence], parts: Seq[tuple[list[int], Draft]], device: torc
         for name in ("tokens", "parents", "length", "draw"):
             getattr(whole, name)[at] = getattr(part, name)
         if q is not None and part.q is not None:
-            q[at] = part.q
+            q[at] = part.q.to(q)
     chain = bool((whole.parents == torch.arange(-1, width - 1, device=device)).all())
     return replace(whole, q=q, chain=chain)
 
