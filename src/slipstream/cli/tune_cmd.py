@@ -58,10 +58,9 @@ def run(args: argparse.Namespace) -> int:
     check_room(llm, ids, args.max_tokens)
     from slipstream.measure.tune import tune
 
-    with _bar(len(ids)) as tick:
-        found = tune(
-            llm, _mixed_up([(p.kind, ids[p.id]) for p in suite.prompts]), params, seconds=args.seconds, tick=tick
-        )
+    with _bar() as tick:
+        prompts = _mixed_up([(p.kind, ids[p.id]) for p in suite.prompts])
+        found = tune(llm, prompts, params, seconds=args.seconds, tick=tick)
     told = _flags(llm, found.best)
     if args.json:
         print(json.dumps({"model": llm.model, "drafter": llm.drafter} | found.as_dict() | {"flags": told}))
@@ -101,7 +100,7 @@ def _flags(llm: LLM, best: Any) -> dict[str, str]:
 
 
 @contextmanager
-def _bar(total: int) -> Iterator[Any]:
+def _bar() -> Iterator[Any]:
     from tqdm import tqdm
 
     with tqdm(desc="tuning", unit="run", file=sys.stderr, disable=not sys.stderr.isatty(), leave=False) as bar:
