@@ -15,6 +15,7 @@ from its own request's counts and the stored profile alone: no clock, no other r
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
@@ -71,6 +72,11 @@ class AdaptiveBudget:
         self._rows: WeakKeyDictionary[Sequence, Own] = WeakKeyDictionary()
         self._now, self._began = clock, 0.0
 
+    def always(self, nodes: int) -> AdaptiveBudget:
+        """Return a controller of the same drafters that always drafts: to test what is drafted, whatever it costs."""
+        options = dataclasses.replace(self.options, fixed=nodes)
+        return AdaptiveBudget(self.arms, self.profile, options, clock=self._now)
+
     def route(self, row: Sequence) -> int:
         """Return the arm that drafts for the row in the round under way, or -1."""
         own = self._rows.get(row)
@@ -100,24 +106,23 @@ class AdaptiveBudget:
     def record(self, rows: list[Sequence], draft: Draft, verdict: Verdict, laws: Laws) -> None:
         """Learn from the round: what stood, what would have stood, and how long it took."""
         seconds = self._now() - self._began
-        values = reached(draft, verdict, laws, soft=not self.options.shared_noise)
-        told = zip(rows, draft.length.tolist(), strict=True)
-        drafted = [n - 1 if self._own(row).plan.length else 0 for row, n in told]
+        owns = [self._own(row) for row in rows]
+        lengths = draft.length.tolist() if draft.nodes > 1 else [1] * len(rows)
+        drafted = [n - 1 if own.plan.length else 0 for own, n in zip(owns, lengths, strict=True)]
         self._time(rows, drafted, seconds)
-        emitted = _emitted(draft, verdict)
-        for b, row in enumerate(rows):
-            own, arm = self._own(row), self.route(row)
-            if drafted[b] and arm >= 0 and self.arms[arm].look is None:
-                tree = self.arms[arm].tree
-                found = node_hits(draft, verdict, b) if tree else values[b]
-                self._count(own, (arm, own.offers[arm].strength), found)
+        blind = [b for b, own in enumerate(owns) if drafted[b] and self.arms[own.plan.arm].look is None]
+        values = reached(draft, verdict, laws, soft=not self.options.shared_noise) if blind else []
+        for b in blind:
+            arm = owns[b].plan.arm
+            found = node_hits(draft, verdict, b) if self.arms[arm].tree else values[b]
+            self._count(owns[b], (arm, owns[b].offers[arm].strength), found)
+        told = zip(owns, rows, *_emitted(draft, verdict), drafted, strict=True)
+        for b, (own, row, tokens, path, n) in enumerate(told):
             if own.shadows.under_way:
-                nodes = [0, *verdict.path[b, : len(emitted[b]) - 1].tolist()]
-                p = laws.probs[b, nodes] if laws.probs is not None else None
-                for i, strength, start, shown in own.shadows.hear(emitted[b], p):
+                p = laws.probs[b, [0, *path]] if laws.probs is not None else None
+                for i, strength, start, shown in own.shadows.hear(tokens, p):
                     self._count(own, (i, strength), shown, start)
-            cost = self._cost(own, row, drafted[b], len(rows))
-            own.after(len(emitted[b]), cost, self.options.curiosity)
+            own.after(len(tokens), self._cost(own, row, n, len(rows)), self.options.curiosity)
 
     def found(self) -> dict[str, dict[str, list[float]]]:
         """Return the acceptance of all requests so far, in the form of a profile's `rates`."""
@@ -223,8 +228,12 @@ def _kind(greedy: bool) -> str:
     return "greedy" if greedy else "sampled"
 
 
-def _emitted(draft: Draft, verdict: Verdict) -> list[list[int]]:
-    """Return the tokens of each row's path and the one after it."""
-    tokens, paths = draft.tokens.tolist(), verdict.path.tolist()
-    told = zip(tokens, paths, verdict.accepted.tolist(), verdict.next_token.tolist(), strict=True)
-    return [[*(ids[node] for node in path[:n]), after] for ids, path, n, after in told]
+def _emitted(draft: Draft, verdict: Verdict) -> tuple[list[list[int]], list[list[int]]]:
+    """Return the tokens of each row's path and the one after it, and the paths."""
+    after = verdict.next_token.tolist()
+    if draft.nodes == 1:
+        return [[token] for token in after], [[] for _ in after]
+    ids, accepted = draft.tokens.tolist(), verdict.accepted.tolist()
+    paths = [path[:n] for path, n in zip(verdict.path.tolist(), accepted, strict=True)]
+    tokens = [[*(own[i] for i in path), token] for own, path, token in zip(ids, paths, after, strict=True)]
+    return tokens, paths

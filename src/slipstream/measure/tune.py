@@ -104,18 +104,21 @@ def tune(llm: LLM, prompts: list[list[int]], params: SamplingParams, *, seconds:
     parts = llm.guess.parts
     profile = profiles.measure_again(llm.opened, parts, llm.engine.rule, llm.config.max_rows)
     tick()
-    prompts, params = _fitted(profile, prompts, params, seconds, 3 + 3 * len(parts))
+    left = max(1.0, seconds - (time.perf_counter() - start))
+    prompts, params = _fitted(profile, prompts, params, left, 3 + 4 * len(parts))
     plain = llm.with_drafter("none")
     found = {part.cost: _watch(llm, part, profile, prompts, params) for part in parts}
     tick()
     lines = [line for part in parts for line in _predicted(part, profile, found[part.cost], prompts, params)]
     auto = llm.with_drafter(dataclasses.replace(llm.guess, notes=[]))
-    runners = {PLAIN: llm_runner(plain, params), AUTO: llm_runner(auto, params)}
+    llms = {PLAIN: plain, AUTO: auto}
     chosen = [line for part in parts for line in _worth(part, lines)]
     for line in chosen:
         part = next(p for p in parts if p.drafter.name == line.drafter)
-        runners[_name(line)] = llm_runner(_fixed(llm, part, line.draft_tokens), params)
-    warm_up(runners, prompts[0][-LEAST_TOKENS:])
+        llms[_name(line)] = _fixed(llm, part, line.draft_tokens)
+    runners = {name: llm_runner(each, params) for name, each in llms.items()}
+    short = dataclasses.replace(params, max_tokens=2, min_tokens=0)
+    warm_up({name: llm_runner(each, short) for name, each in llms.items()}, prompts[0][-LEAST_TOKENS:])
     deadline = time.monotonic() + max(0.0, seconds - (time.perf_counter() - start)) / 2
     results = in_turn(runners, prompts, 5, tick=tick, deadline=deadline)
     profiles.save(llm.opened)
