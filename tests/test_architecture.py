@@ -31,6 +31,7 @@ LAYER = {
     "machine": 4,
     "learned": 4,
     "models": 4,
+    "profiles": 4,
     "build": 4,
     "llm": 5,
     "measure": 6,

@@ -20,6 +20,7 @@ COMMANDS = {
     "generate": ("slipstream.cli.generate", "complete prompts, with and without speculation"),
     "chat": ("slipstream.cli.chat", "talk to a model; see who proposed each token"),
     "predict": ("slipstream.cli.predict_cmd", "how much faster would it be? from numbers, or from your own text"),
+    "tune": ("slipstream.cli.tune_cmd", "which drafter and how many tokens pay on this machine, for your prompts"),
     "explain": ("slipstream.cli.explain_cmd", "one prompt, one page: every round of speculative decoding drawn"),
     "bench": ("slipstream.cli.bench_cmd", "measure speed-ups on this machine, beside plain decoding and other engines"),
     "audit": ("slipstream.cli.audit_cmd", "prove and test that the output is the model's own"),
