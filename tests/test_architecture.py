@@ -20,6 +20,7 @@ LAYER = {
     "sampling": 1,
     "verify": 1,
     "nets": 1,
+    "kernels": 1,
     "targets": 2,
     "drafters": 2,
     "control": 2,
@@ -32,6 +33,7 @@ LAYER = {
     "learned": 4,
     "models": 4,
     "profiles": 4,
+    "decoders": 4,
     "build": 4,
     "llm": 5,
     "measure": 6,
@@ -41,6 +43,7 @@ MAY_NOT = {  # narrower than the layers
     "verify": {"nets", "sampling"},
     "nets": {"sampling", "verify"},
     "sampling": {"nets", "verify"},
+    "kernels": {"sampling", "verify"},
     "engine": {"targets", "drafters", "control", "verify", "nets", "checkpoints"},
     "checkpoints": {"sampling", "verify"},
 }

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from slipstream.control.cost import CostTable
     from slipstream.control.profile import Profile
+    from slipstream.decoders import Way
     from slipstream.engine import Engine
     from slipstream.text import Detokenizer, Tokenizer
 
@@ -60,6 +61,7 @@ class Opened:
     kind: str
     dtype: torch.dtype
     device: str
+    quantize: str = "none"
     notes: list[str] = field(default_factory=list)
     lock: threading.RLock = field(default_factory=threading.RLock)
     busy: Engine | None = None
@@ -137,8 +139,8 @@ def _make_lookup(opened: Opened, wanted: Wanted) -> Drafter:
 
 def _make_draft_model(opened: Opened, wanted: Wanted) -> Drafter:
     from slipstream import models
+    from slipstream.decoders import choose_way, open_decoder
     from slipstream.drafters.draft_model import DraftModel
-    from slipstream.nets.decoder import load_decoder
     from slipstream.nets.families import read_config
     from slipstream.text import check_vocabularies, load_tokenizer
 
@@ -147,7 +149,9 @@ def _make_draft_model(opened: Opened, wanted: Wanted) -> Drafter:
     opened.notes.extend(warnings)
     caps = opened.target.caps
     own = read_config(read_model_config(folder)).max_len
-    decoder = load_decoder(folder, opened.dtype, opened.device, max_rows=wanted.rows, max_len=min(own, caps.max_len))
+    way = choose_way(opened.quantize, opened.dtype, opened.device)
+    sizes = {"max_rows": wanted.rows, "max_len": min(own, caps.max_len)}
+    decoder = open_decoder(folder, way, opened.dtype, opened.device, **sizes)
     return DraftModel(decoder, vocab=caps.vocab, max_rows=wanted.rows, device=opened.device)
 
 
@@ -164,14 +168,14 @@ def _head(algorithm: str, summary: str, draft_tokens: int, *options: str, draws:
     return PlugIn(summary, _learned(algorithm), draft_tokens, path=True, draws=draws, learned=True, options=options)
 
 
-def _make_native(folder: Path, dtype: torch.dtype, device: str, **sizes: Any) -> Target:
-    from slipstream.nets.decoder import load_decoder
+def _make_native(model: Path, way: Way, dtype: torch.dtype, device: str, **sizes: Any) -> Target:
+    from slipstream.decoders import open_decoder
     from slipstream.targets.native import NativeTarget
 
-    return NativeTarget(load_decoder(folder, dtype, device, **sizes))
+    return NativeTarget(open_decoder(model, way, dtype, device, **sizes))
 
 
-def _make_hf(folder: Path, dtype: torch.dtype, device: str, **sizes: Any) -> Target:
+def _make_hf(folder: Path, way: Way, dtype: torch.dtype, device: str, **sizes: Any) -> Target:
     from slipstream.targets.hf import HFTarget
 
     sizes.pop("max_nodes")
@@ -334,11 +338,12 @@ def open_target(config: TargetConfig, *, rows: int, draft_tokens: int = 0) -> Op
     from slipstream.text import load_tokenizer
 
     choose("target", config.kind, ("auto", *TARGETS))
-    folder = models.resolve(config.model)
-    tokenizer = load_tokenizer(folder)
-    _check_context(config, read_model_config(folder))
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, device)
+    way = _way(config, dtype, device)
+    folder, weights = models.locate(config.model, codes=way.kernels)
+    tokenizer = load_tokenizer(folder)
+    _check_context(config, read_model_config(folder))
     sizes = {"vocab": tokenizer.vocab, "max_rows": rows, "max_len": config.max_len}
     sizes["max_nodes"] = max(64, draft_tokens + 1)
     notes: list[str] = []
@@ -346,9 +351,24 @@ def open_target(config: TargetConfig, *, rows: int, draft_tokens: int = 0) -> Op
     if kind == "auto":
         kind, note = target_kind(folder)
         notes += [note] if note else []
+    if kind == "hf":
+        way = _way(replace(config, kind="hf"), dtype, device)
+    elif way.note:
+        notes.append(way.note)
     with memory_guard(f"loading {config.model}"):
-        target = TARGETS[kind].make(folder, dtype, device, **sizes)
-    return Opened(config.model, folder, target, tokenizer, kind, dtype, device, notes)
+        target = TARGETS[kind].make(weights, way, dtype, device, **sizes)
+    return Opened(config.model, folder, target, tokenizer, kind, dtype, device, way.quantize, notes)
+
+
+def _way(config: TargetConfig, dtype: torch.dtype, device: str) -> Way:
+    """Decide how the target runs; transformers has no formats of ours."""
+    from slipstream.decoders import Way, choose_way
+
+    if config.kind != "hf":
+        return choose_way(config.quantize, dtype, device)
+    if config.quantize not in ("auto", "none"):
+        raise RequestError(f"quantize={config.quantize} is not available with target hf; use none, or target native")
+    return Way(False)
 
 
 def _check_context(config: TargetConfig, raw: Mapping[str, Any]) -> None:

@@ -97,7 +97,7 @@ class LLM:
         max_rows: int = 8,
         speculative_config: Mapping[str, Any] | None = None,
         logprobs_mode: str = "raw_logprobs",
-        quantize: str = "none",
+        quantize: str = "auto",
         seed: int | None = None,
         target: str = "auto",
     ) -> None:

@@ -45,7 +45,11 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("model")
     group.add_argument("--model", default=DEFAULT_MODEL, help="folder, .gguf, hub id or catalogue name (%(default)s)")
     group.add_argument("--dtype", default="auto", choices=DTYPES, help="number format of the target (%(default)s)")
-    group.add_argument("--quantize", default="none", help="weight format: none (int8 and int4 are not available yet)")
+    group.add_argument(
+        "--quantize",
+        default="auto",
+        help="weight format on a CPU: auto, none, int4, int8 or w8a8 (each is a model of its own)",
+    )
     group.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N (%(default)s)")
     group.add_argument("--max-model-len", type=int, metavar="N", help="context kept per row, in tokens (the model's)")
     group.add_argument("--target", default="auto", choices=("auto", *TARGETS), help=_help_table(TARGETS))
