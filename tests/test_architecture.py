@@ -17,6 +17,7 @@ FILES = sorted(SRC.rglob("*.py"))
 LAYER = {
     "types": 0,
     "params": 0,
+    "devices": 0,
     "sampling": 1,
     "verify": 1,
     "nets": 1,
