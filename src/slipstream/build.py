@@ -449,7 +449,8 @@ def rule_used(name: str, drafter: str, draft_tokens: int, greedy: bool) -> str:
     """Return the rule that `auto` applies to this drafter's chains; any other name stands for itself."""
     if name != "auto" or drafter not in DRAFTERS:
         return name
-    return "block" if DRAFTERS[drafter].draws and draft_tokens > 1 and not greedy else "chain"
+    plug = DRAFTERS[drafter]  # of a learned drafter at least the chains are drawn
+    return "block" if (plug.draws or plug.learned) and draft_tokens > 1 and not greedy else "chain"
 
 
 def make_engine(opened: Opened, guess: Guess, config: EngineConfig) -> Engine:
