@@ -88,6 +88,7 @@ class Wanted:
     rows: int = 1
     options: Mapping[str, Any] = field(default_factory=dict)
     tree: bool = True
+    notes: list[str] = field(default_factory=list)  # written by what is built: lines a person should see
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,7 @@ def _make_draft_model(opened: Opened, wanted: Wanted) -> Drafter:
 
     folder = models.resolve(wanted.path)
     warnings = check_vocabularies(opened.tokenizer, load_tokenizer(folder), opened.name, wanted.path)
-    opened.notes.extend(warnings)
+    wanted.notes.extend(warnings)
     caps = opened.target.caps
     own = read_config(read_model_config(folder)).max_len
     way = choose_way(opened.quantize, opened.dtype, opened.device)
@@ -416,7 +417,7 @@ def open_drafter(config: DrafterConfig, opened: Opened, *, rows: int, tree: bool
     drafter, default = made if plug.learned else (made, plug.most or plug.draft_tokens)
     count = min(default, widest) if config.draft_tokens is None else config.draft_tokens
     folder = models.resolve(choice.path) if choice.path else None
-    notes = [choice.reason] if choice.reason else []
+    notes = [line for line in (choice.reason, *wanted.notes) if line]
     parts = [Part(drafter, count, cost_name(choice.name, folder, options))] if count else []
     return Guess(drafter, count, folder, notes, parts, config.draft_tokens)
 
@@ -435,7 +436,8 @@ def _open_mix(choice: DrafterChoice, config: DrafterConfig, opened: Opened, want
     drafter = Mixed([guess.drafter for guess in guesses], device=opened.device)
     folder = next((guess.folder for guess in guesses if guess.folder is not None), None)
     parts = [part for guess in guesses for part in guess.parts]
-    notes = [choice.reason, *(note for part in choice.parts if (note := part.reason))]
+    reasons = [part.reason for part in choice.parts if part.reason]
+    notes = [choice.reason, *reasons, *(note for guess in guesses for note in guess.notes)]
     return Guess(drafter, max(guess.draft_tokens for guess in guesses), folder, notes, parts, config.draft_tokens)
 
 

@@ -126,7 +126,7 @@ def make_drafter(algorithm: str, opened: Opened, wanted: Wanted) -> tuple[Drafte
         raise RequestError(
             f"{wanted.path} is a drafter of kind {config.algorithm}; use {config.algorithm}:{wanted.path}"
         )
-    opened.notes.extend(f"drafter {wanted.path}: {note}" for note in found.notes)
+    wanted.notes.extend(f"drafter {wanted.path}: {note}" for note in found.notes)
     names = ALGORITHMS[algorithm].option_names()
     options = dict(wanted.options)
     if not wanted.tree and "shape" in names and options.setdefault("shape", "chain") != "chain":

@@ -110,3 +110,9 @@ def test_the_transformers_target_feeds_them_too(name, model, drafters, plain):
     kind = name.split("/")[1]
     llm = LLM(str(model), f"{kind}:{drafters[name]}", target="hf", dtype="float32", max_rows=3, max_model_len=96)
     assert texts(llm) == texts(plain)
+
+
+def test_what_a_file_notes_is_said_of_its_own_drafter_only(drafters, plain):
+    noted = plain.with_drafter(f"eagle3:{drafters['speculators/eagle3']}")
+    assert any("some/target" in note for note in noted.notes)
+    assert not any("some/target" in note for note in plain.with_drafter("lookup").notes)
