@@ -22,7 +22,7 @@ def one_line(done, status: int, *words: str) -> None:
 WRONG = {
     "unknown flag": (["--temprature", "1"], ["--temprature", "--temperature"]),
     "unknown drafter": (["--drafter", "lokup"], ["lokup", "lookup"]),
-    "planned drafter": (["--drafter", "eagle3:/x"], ["eagle3", "not available yet", "lookup"]),
+    "planned drafter": (["--drafter", "mtp:/x"], ["mtp", "not available yet", "lookup"]),
     "mixed drafter": (["--drafter", "lookup+suffix"], ["not available yet"]),
     "drafter without a path": (["--drafter", "draft_model"], ["draft_model:PATH"]),
     "drafter with an empty path": (["--drafter", "draft_model:"], ["draft_model:PATH"]),
