@@ -64,8 +64,7 @@ class KernelNet:
 
     def __init__(self, config: DecoderConfig, native: Any, weights: PackedWeights, dtype: torch.dtype) -> None:
         self.config, self.native, self.weights, self.dtype = config, native, weights, dtype
-        self.ropes = list(dict.fromkeys(rope for rope in config.ropes if rope is not None))
-        self.angles = [Angles(rope, config.head_dim) for rope in self.ropes]
+        self.angles = [Angles(rope, config.head_dim) for rope in rope_tables(config)]
         self.embed_scale = rounded_scale(config, dtype)
         self.vocab = 0  # columns of the logits, set by the loader
 
@@ -80,6 +79,11 @@ class KernelNet:
         out = torch.empty(states.shape[0], self.vocab)
         self.native.logits(states.data_ptr(), states.shape[0], out.data_ptr())
         return out.to(x.dtype)
+
+
+def rope_tables(config: DecoderConfig) -> list[Rope]:
+    """Return the distinct rotary tables of a model, in the order of their first layer."""
+    return list(dict.fromkeys(rope for rope in config.ropes if rope is not None))
 
 
 def rounded_scale(config: DecoderConfig, dtype: torch.dtype) -> float:
@@ -104,10 +108,12 @@ class KernelDecoder(CachedDecoder):
         self, net: KernelNet, *, vocab: int, max_rows: int, max_len: int, max_nodes: int, kv: torch.dtype
     ) -> None:
         self.net, self.max_rows, self.max_nodes = net, max_rows, max_nodes  # type: ignore[assignment]
+        self._net = net
         self.config = replace(net.config, vocab=vocab, max_len=max_len)
         c = net.config
         shape = CacheShape(c.layers, max_rows, c.kv_heads, c.head_dim, max_len, max_nodes)
-        self.cache = KernelCache(shape, kv)  # type: ignore[assignment]
+        self._cache = KernelCache(shape, kv)
+        self.cache = self._cache  # type: ignore[assignment]
         self._scored: dict[int, list[int]] = {}
 
     def _plan(  # type: ignore[override]
@@ -119,7 +125,7 @@ class KernelDecoder(CachedDecoder):
     def _run(  # type: ignore[override]
         self, ids: Tensor, work: KernelPass, taps: Seq[int], head: bool
     ) -> tuple[Tensor, dict[int, Tensor]]:
-        net, rows, layers = self.net, ids.numel(), self.config.layers
+        net, rows, layers = self._net, ids.numel(), self.config.layers
         for tap in taps:
             if not -1 <= tap <= layers:
                 raise RequestError(f"tap {tap} is not one of -1..{layers}")
@@ -128,7 +134,7 @@ class KernelDecoder(CachedDecoder):
         for table in net.angles:
             table.grow(work.last + 1)
         net.native.forward(
-            self.cache.native,
+            self._cache.native,
             ids.flatten().tolist(),
             work.slots,
             work.starts,

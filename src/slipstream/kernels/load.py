@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slipstream.kernels.decoder import KernelDecoder, KernelNet, PackedWeights, rounded_scale
+from slipstream.kernels.decoder import KernelDecoder, KernelNet, PackedWeights, rope_tables, rounded_scale
 from slipstream.kernels.rows import Rows, Source
-from slipstream.nets.families import DecoderConfig
 from slipstream.nets.weights import as_dtype
 from slipstream.types import RequestError
 
@@ -83,9 +82,9 @@ class _Builder:
             c.activation == "gelu_tanh",
             embed.data_ptr(),
         )
-        ropes = list(dict.fromkeys(rope for rope in c.ropes if rope is not None))
-        for index in range(c.layers):
-            self._layer(decoder, index, -1 if c.ropes[index] is None else ropes.index(c.ropes[index]))
+        tables = {rope: index for index, rope in enumerate(rope_tables(c))}
+        for index, rope in enumerate(c.ropes):
+            self._layer(decoder, index, -1 if rope is None else tables[rope])
         head = "model.embed_tokens.weight" if c.tied else "lm_head.weight"
         rows = self.source.rows(head, (c.vocab, c.hidden)).first(self.vocab)
         decoder.set_head(self._norm("model.norm.weight", c.hidden), self._pack([rows], [], head=True))
@@ -138,8 +137,3 @@ class _Builder:
             matrix.pack(source, part.address, first, part.count)
             first += part.count
         return matrix
-
-
-def formats_of(config: DecoderConfig) -> tuple[str, ...]:
-    """Return the weight formats this model can have here; all families of `nets.families` are covered."""
-    return tuple(FORMATS)
