@@ -84,7 +84,9 @@ def adversarial(cols: int) -> dict[str, Tensor]:
         "one-hot": torch.eye(cols)[:: cols // 7],
         "mixed sizes": torch.stack([10.0 ** (30 * ramp), sign * 10.0 ** (20 * ramp)]),
         "cancelling": sign.expand(2, cols).contiguous() * 1e4,
-        "powers of two": torch.stack([2.0 ** torch.arange(cols).remainder(40), -(2.0 ** torch.arange(cols).remainder(9))]),
+        "powers of two": torch.stack(
+            [2.0 ** torch.arange(cols).remainder(40), -(2.0 ** torch.arange(cols).remainder(9))]
+        ),
     }
 
 
