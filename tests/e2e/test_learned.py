@@ -70,7 +70,8 @@ def test_sampled_requests_run_in_a_batch_and_repeat_with_their_seed(name, drafte
 @pytest.mark.parametrize("name", ["safeailab/eagle3", "zlab/dflash", "deepspec/dspark", "medusa/medusa"])
 def test_the_command_runs_it(name, model, drafters, capsys):
     kind = name.split("/")[1]
-    spec = f"{kind}:{drafters[name]}" + ("?schedule=off" if kind == "dspark" else "")  # what does not pay is not drafted
+    spec = f"{kind}:{drafters[name]}"
+    spec += "?schedule=off" if kind == "dspark" else ""  # its scheduler drafts nothing that does not pay
     argv = ["generate", "the cat", "--raw", "--model", str(model), "--drafter", spec, "--draft-tokens", "3"]
     assert main([*argv, "--max-tokens", "8", "--dtype", "float32", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
