@@ -6,7 +6,7 @@ One dense attention over [context | all blocks] for many anchors at once, float3
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -43,7 +43,7 @@ def states(
     at = torch.cat([torch.arange(len(ctx)), slots])
     for i in range(body.layers):
         seen = sight(starts, len(ctx), block, body.windows[i], block.causal[i])
-        h = layer(body, tensors, i, h, ctx, at, seen)
+        h = layer(config, tensors, i, h, ctx, at, seen)
     return norm(h, tensors["norm.weight"], body.eps).view(len(anchors), block.size, -1)
 
 
@@ -64,12 +64,13 @@ def sight(starts: Tensor, length: int, block: Block, window: int | None, causal:
 
 
 def layer(
-    body: Body, tensors: Mapping[str, Tensor], i: int, h: Tensor, ctx: Tensor, at: Tensor, seen: Tensor
+    config: DraftConfig, tensors: Mapping[str, Tensor], i: int, h: Tensor, ctx: Tensor, at: Tensor, seen: Tensor
 ) -> Tensor:
     """One layer over the block rows h [R, H], with the context's keys and values before its own."""
-    name = f"layers.{i}"
+    name, body = f"layers.{i}", config.body
+    assert body is not None
     w = {key[len(name) + 1 :]: value for key, value in tensors.items() if key.startswith(name + ".")}
-    u = norm(h, w["input_layernorm.weight"], body.eps)
+    u, behind = convolved(config, w, "attention_conv", norm(h, w["input_layernorm.weight"], body.eps))
     both = torch.cat([ctx, u])
 
     def heads(x: Tensor, which: str, count: int) -> Tensor:
@@ -88,10 +89,35 @@ def layer(
     scores = torch.einsum("qhd,khd->hqk", q, k) / body.head_dim**0.5
     weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
     out = torch.einsum("hqk,khd->qhd", weights, v).flatten(1) @ w["self_attn.o_proj.weight"].T
-    h = h + out + w.get("self_attn.o_proj.bias", 0.0)
-    u = norm(h, w["post_attention_layernorm.weight"], body.eps)
+    h = h + behind(out + w.get("self_attn.o_proj.bias", 0.0))
+    u, behind = convolved(config, w, "mlp_conv", norm(h, w["post_attention_layernorm.weight"], body.eps))
     gate, up = u @ w["mlp.gate_proj.weight"].T, u @ w["mlp.up_proj.weight"].T
-    return h + (torch.nn.functional.silu(gate) * up) @ w["mlp.down_proj.weight"].T
+    return h + behind((torch.nn.functional.silu(gate) * up) @ w["mlp.down_proj.weight"].T)
+
+
+def convolved(
+    config: DraftConfig, w: Mapping[str, Tensor], name: str, u: Tensor
+) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """What a sublayer gets of its normed input u [R, H], and what becomes of its output: DFlash 2's convolutions.
+
+    out[slot] = sum over taps t of (fixed[t] + given[slot, t, group of the channel]) * in[slot - t], as a sum of
+    products with shifted slots of the block; nothing is before a block.
+    """
+    paths, block = config.paths, config.block
+    if paths is None or block is None:
+        return u, lambda x: x
+    given = (u @ w[f"{name}.dynamic.weight"].T).view(-1, block.size, 2, paths.taps, u.shape[1] // paths.group)
+    given = given.repeat_interleave(paths.group, -1)  # [A, S, 2, T, H]
+
+    def along(x: Tensor, side: int) -> Tensor:
+        slots = x.view(-1, block.size, x.shape[1])
+        total = torch.zeros_like(slots)
+        for t in range(min(paths.taps, block.size)):
+            before = torch.cat([torch.zeros_like(slots[:, :t]), slots[:, : block.size - t]], 1)
+            total = total + (w[f"{name}.base"][side, t] + given[:, :, side, t]) * before
+        return total.view_as(x)
+
+    return along(u, 0), lambda x: along(x, 1)
 
 
 def norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:

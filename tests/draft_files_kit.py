@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from draft_zoo import H, body, shapes, tiny
 from slipstream.checkpoints.target_folder import TargetFolder
-from slipstream.nets.draft_config import Block, Claims, DraftCheckpoint, Features, Rows, Vocab
+from slipstream.nets.draft_config import Block, Claims, DraftCheckpoint, Features, Paths, Rows, Vocab
 
 ROWS, LAYERS, MASK = 14, 8, 13
 DEFAULT_TAPS = (2, 4, 5)  # SafeAILab's places for 8 layers
@@ -41,7 +41,7 @@ def make_target(
 def drafter(algorithm: str, *, dtype: torch.dtype = torch.float32, **changes: Any) -> DraftCheckpoint:
     """A random drafter for that target, plain enough for most layouts unless `changes` say otherwise."""
     layers = changes.pop("layers", 1 if algorithm in ("eagle", "eagle3") else 2)
-    shape = {"head_dim": 4, "qk_norm": algorithm in ("dflash", "dspark")} | changes.pop("body", {})
+    shape = {"head_dim": 4, "qk_norm": algorithm in ("dflash", "dflash2", "dspark")} | changes.pop("body", {})
     fields: dict[str, Any] = {"claims": Claims("the/target", LAYERS), "vocab": Vocab(ROWS, ROWS)}
     if algorithm != "medusa":
         fields["body"] = body(layers, **shape)
@@ -49,7 +49,7 @@ def drafter(algorithm: str, *, dtype: torch.dtype = torch.float32, **changes: An
         fields |= {"features": Features(DEFAULT_TAPS, H), "vocab": Vocab(ROWS, ROWS, own_head=True)}
     if algorithm == "peagle":
         fields |= {"vocab": Vocab(ROWS, ROWS, True, True), "block": Block(4, MASK, True, (True,) * layers)}
-    if algorithm in ("dflash", "dspark"):
+    if algorithm in ("dflash", "dflash2", "dspark"):
         fields |= {"features": Features((2, 6), H), "block": Block(4, MASK, algorithm == "dspark", (False,) * layers)}
     seed = changes.pop("seed", 0)
     config = dataclasses.replace(tiny(algorithm, vocab=ROWS).config, **(fields | changes))
@@ -146,6 +146,23 @@ DRAFTERS: dict[str, tuple[DraftCheckpoint, tuple[str, ...], dict[str, str]]] = {
         drafter("dflash", vocab=REDUCED),
         ("speculators",),
         {"zlab": "own head.weight", "deepspec": "reduced", "transformers": "own head.weight"},
+    ),
+    "dflash2": (drafter("dflash2"), ("zlab", "speculators"), {}),
+    "dflash2 sliding both ways": (drafter("dflash2", body=SLIDING), ("zlab", "speculators"), {}),
+    "dflash2 causal": (
+        drafter("dflash2", block=Block(4, MASK, False, (True, True))),
+        ("zlab",),
+        {"speculators": "causal"},
+    ),
+    "dflash2 anchor predicts": (
+        drafter("dflash2", block=Block(4, MASK, True, (False, False))),
+        ("speculators",),
+        {"zlab": "anchor slot"},
+    ),
+    "dflash2 scales": (
+        drafter("dflash2", paths=Paths(3, 8, 6, 4, embed_scale=4.0, logit_scale=0.25, logit_cap=20.0)),
+        ("zlab",),
+        {"speculators": "scales"},
     ),
     "dspark": (drafter("dspark"), ("specforge", "speculators", "deepspec"), {}),
     "dspark anchor silent": (

@@ -34,6 +34,8 @@ class Sizes:
     mask_token: int = 3
     block: int = 4
     rank: int = 6
+    group: int = 16  # channels of one coefficient of a convolution
+    choices: int = 5  # tokens a path chooses from
     medusa_heads: int = 3
 
 
@@ -125,6 +127,16 @@ class _Make:
             self.put("markov_head.joint_proj.bias", 3 * s.rank)
         self.put("confidence_head.proj.weight", 1, s.hidden + s.rank)
         self.put("confidence_head.proj.bias", 1)
+
+    def paths(self) -> None:
+        s = self.s
+        for i in range(s.layers):
+            for n in ("attention_conv", "mlp_conv"):
+                self.put(f"layers.{i}.{n}.base_kernel", 2, 2, s.hidden)
+                self.put(f"layers.{i}.{n}.kernel_projection.weight", 4 * s.hidden // s.group, s.hidden)
+        for n in ("predecessor", "successor"):
+            self.put(f"candidate_selector.{n}_codebook", s.vocab, s.rank)
+        self.put("candidate_selector.hidden_projection.weight", s.rank, s.hidden)
 
 
 def _flat(s: Sizes, kind: str, layers: int) -> dict[str, Any]:
@@ -279,6 +291,31 @@ def _zlab_dflash(m: _Make, s: Sizes) -> dict[str, Any]:
     return {**_block_config(s, "DFlashDraftModel"), "dflash_config": nested}
 
 
+def _path_keys(s: Sizes) -> dict[str, int]:
+    keys = {"conv_kernel_size": 2, "conv_group_size": s.group}
+    return {**keys, "selector_rank": s.rank, "selector_top_k": s.choices}
+
+
+def _zlab_dflash2(m: _Make, s: Sizes) -> dict[str, Any]:
+    """As Z Lab publishes them: the block's size is nested, causality is not, windows slide and see both ways."""
+    m.blocks()
+    m.paths()
+    nested = {"mask_token_id": s.mask_token, "target_layer_ids": _outputs(s), "block_size": s.block, **_path_keys(s)}
+    config = {**_block_config(s, "DFlash2DraftModel"), "dflash_config": nested, "is_causal": False}
+    del config["block_size"]
+    kinds = {"layer_types": ["sliding_attention"] * s.layers, "sliding_window": 16, "use_sliding_window": True}
+    return {**config, **kinds}
+
+
+def _speculators_dflash2(m: _Make, s: Sizes) -> dict[str, Any]:
+    m.blocks()
+    m.paths()
+    config = _speculators(s, "dflash2", "DFlash2DraftModel", "qwen3", s.layers, s.block - 1)
+    keys = {"aux_hidden_state_layer_ids": list(s.taps), "mask_token_id": s.mask_token, "block_size": s.block}
+    flags = {"sample_from_anchor": False, "sliding_window_non_causal": True, "draft_vocab_size": s.vocab}
+    return {**config, **keys, **flags, **_path_keys(s)}
+
+
 def _specforge_dspark(m: _Make, s: Sizes) -> dict[str, Any]:
     m.blocks()
     m.markov()
@@ -320,11 +357,13 @@ WRITERS: Mapping[str, Callable[[_Make, Sizes], dict[str, Any]]] = {
     "speculators/eagle3": _speculators_eagle3,
     "speculators/peagle": _speculators_peagle,
     "speculators/dflash": _speculators_dflash,
+    "speculators/dflash2": _speculators_dflash2,
     "speculators/dspark": _speculators_dspark,
     "deepspec/dspark": _deepspec_dspark,
     "deepspec/dflash": _deepspec_dflash,
     "deepspec/eagle3": _deepspec_eagle3,
     "zlab/dflash": _zlab_dflash,
+    "zlab/dflash2": _zlab_dflash2,
     "transformers/dflash": _transformers_dflash,
     "medusa/medusa": _medusa,
     "medusa-legacy/medusa": _medusa_legacy,

@@ -17,6 +17,7 @@ FILES = sorted(SRC.rglob("*.py"))
 LAYER = {
     "types": 0,
     "params": 0,
+    "devices": 0,
     "sampling": 1,
     "verify": 1,
     "nets": 1,
@@ -32,6 +33,7 @@ LAYER = {
     "machine": 4,
     "learned": 4,
     "models": 4,
+    "profiles": 4,
     "decoders": 4,
     "build": 4,
     "llm": 5,

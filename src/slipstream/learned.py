@@ -7,6 +7,8 @@ says which name means which algorithm; here is what each algorithm is made of.
 from __future__ import annotations
 
 import importlib
+import statistics
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -40,6 +42,15 @@ class Parts:
         """Return the names of the drafter's options."""
         return tuple(f.name for f in fields(_load(self.options)))
 
+    def choose(self, **options: Any) -> Any:
+        """Return the drafter's options."""
+        return _load(self.options)(**options)
+
+    def make(self, net: Any, **settings: Any) -> Drafter:
+        """Build the drafter on its network."""
+        drafter: Drafter = _load(self.drafter)(net, **settings)
+        return drafter
+
 
 _EAGLE_OPTIONS = "slipstream.drafters.eagle:EagleOptions"
 ALGORITHMS: Mapping[str, Parts] = MappingProxyType(
@@ -58,6 +69,12 @@ ALGORITHMS: Mapping[str, Parts] = MappingProxyType(
             "slipstream.drafters.dflash:DFlashOptions",
             15,
             sized=True,
+        ),
+        "dflash2": Parts(
+            "slipstream.nets.dflash2:DFlash2Net",
+            "slipstream.drafters.dflash2:DFlash2",
+            "slipstream.drafters.dflash2:DFlash2Options",
+            7,
         ),
         "dspark": Parts(
             "slipstream.nets.dspark:DSparkNet",
@@ -109,7 +126,7 @@ def make_drafter(algorithm: str, opened: Opened, wanted: Wanted) -> tuple[Drafte
         raise RequestError(
             f"{wanted.path} is a drafter of kind {config.algorithm}; use {config.algorithm}:{wanted.path}"
         )
-    opened.notes.extend(f"drafter {wanted.path}: {note}" for note in found.notes)
+    wanted.notes.extend(f"drafter {wanted.path}: {note}" for note in found.notes)
     names = ALGORITHMS[algorithm].option_names()
     options = dict(wanted.options)
     if not wanted.tree and "shape" in names and options.setdefault("shape", "chain") != "chain":
@@ -120,16 +137,50 @@ def make_drafter(algorithm: str, opened: Opened, wanted: Wanted) -> tuple[Drafte
 def assemble(found: DraftCheckpoint, opened: Opened, *, rows: int, options: Mapping[str, Any]) -> tuple[Drafter, Any]:
     """Build the drafter of a checkpoint that was read, and its network."""
     parts, caps = ALGORITHMS[found.config.algorithm], opened.target.caps
-    chosen = _load(parts.options)(**options)
+    chosen = parts.choose(**options)
     net = make_net(found, tables_of(opened), rows=rows, max_len=caps.max_len, max_nodes=caps.max_nodes)
-    make = _load(parts.drafter)
     more: dict[str, Any] = {}
-    if parts.sized and (getattr(chosen, "shape", "") == "tree" or getattr(chosen, "schedule", "off") != "off"):
-        more["seconds"] = opened.cost()
+    weighs = parts.sized and (getattr(chosen, "shape", "") == "tree" or getattr(chosen, "schedule", "off") != "off")
+    cost = RoundCost(opened.cost()) if weighs else None
+    if cost is not None:
+        more["seconds"] = cost
     if parts.calibrated:
         more["target"] = opened.name
-    drafter: Drafter = make(net, vocab=caps.vocab, max_rows=rows, device=opened.device, options=chosen, **more)
+    drafter = parts.make(net, vocab=caps.vocab, max_rows=rows, device=opened.device, options=chosen, **more)
+    if cost is not None:
+        cost.draft = _draft_seconds(drafter, opened, suggested(found.config))
     return drafter, net
+
+
+@dataclass
+class RoundCost:
+    """Seconds of a round whose target pass reads `nodes` tokens: the measured pass, and what drafting takes anyway."""
+
+    target: Callable[[int], float]
+    draft: float = 0.0
+
+    def __call__(self, nodes: int) -> float:
+        """Return the seconds of the round."""
+        return self.target(nodes) + self.draft
+
+
+def _draft_seconds(drafter: Drafter, opened: Opened, tokens: int) -> float:
+    """Time drafts on a row made up for it, which is forgotten again."""
+    import torch
+
+    from slipstream.sampling import RequestRngs
+    from slipstream.types import SamplingParams, Sequence
+
+    row = Sequence(-1, [0] * 9, 9, SamplingParams())
+    felt = torch.zeros(8, opened.target.caps.hidden, dtype=opened.dtype, device=opened.device)
+    drafter.observe([row], [[0] * 8], [dict.fromkeys(drafter.needs.taps, felt)])
+    times = []
+    for _ in range(4):
+        start = time.perf_counter()
+        drafter.propose([row], [tokens], RequestRngs([row]))
+        times.append(time.perf_counter() - start)
+    drafter.forget(row)
+    return statistics.median(times[1:])
 
 
 def suggested(config: DraftConfig) -> int:
@@ -145,9 +196,16 @@ def tables_of(opened: Opened) -> Tables:
 
     from slipstream.nets.draft_config import Tables
 
-    embed, head, rows = (_native_tables if opened.kind == "native" else _hf_tables)(opened.target)
+    maps, rows = (_native_tables if opened.kind == "native" else _hf_tables)(opened.target)
     caps = opened.target.caps
-    return Tables(embed, head, caps.vocab, rows, caps.hidden, opened.dtype, torch.device(opened.device))
+    return Tables(
+        **maps,
+        vocab=caps.vocab,
+        rows=rows,
+        hidden=caps.hidden,
+        dtype=opened.dtype,
+        device=torch.device(opened.device),
+    )
 
 
 def facts_of(opened: Opened) -> TargetFacts:
@@ -176,12 +234,17 @@ def raw_config(opened: Opened) -> dict[str, Any]:
     return raw.get("text_config") or raw
 
 
-def _native_tables(target: Any) -> tuple[Callable[..., Any], Callable[..., Any], int]:
+_Maps = dict[str, Callable[..., Any]]  # of `Tables`
+
+
+def _native_tables(target: Any) -> tuple[_Maps, int]:
     net = target.decoder.net
-    return net.embed, net.logits, net.config.vocab
+    weights = net.weights
+    bare: _Maps = {"bare_embed": lambda ids: weights.embed[ids], "bare_head": weights.head}
+    return {"embed": net.embed, "head": net.logits, **bare}, net.config.vocab
 
 
-def _hf_tables(target: Any) -> tuple[Callable[..., Any], Callable[..., Any], int]:
+def _hf_tables(target: Any) -> tuple[_Maps, int]:
     """Embedding modules scale by themselves; the cap on logits is applied in the model's forward."""
     import torch
 
@@ -192,11 +255,18 @@ def _hf_tables(target: Any) -> tuple[Callable[..., Any], Callable[..., Any], int
     config = model.config.get_text_config(decoder=True)
     cap = getattr(config, "final_logit_softcapping", None)
 
+    def bare(x: torch.Tensor) -> torch.Tensor:
+        return head(x.to(head.weight.dtype))[..., :vocab]
+
     def logits(x: torch.Tensor) -> torch.Tensor:
-        out = head(x.to(head.weight.dtype))[..., :vocab]
+        out = bare(x)
         return out if cap is None else torch.tanh(out / cap) * cap
 
-    return embed, logits, int(embed.weight.shape[0])
+    def stored(ids: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.embedding(ids, embed.weight)
+
+    maps: _Maps = {"embed": embed, "head": logits, "bare_embed": stored, "bare_head": bare}
+    return maps, int(embed.weight.shape[0])
 
 
 def _load(place: str) -> Any:

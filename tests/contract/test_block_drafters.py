@@ -206,3 +206,17 @@ def test_a_cost_that_rises_steeply_keeps_trees_small():
 def test_an_unknown_shape_is_refused():
     with pytest.raises(RequestError, match="shape='bush'"):
         DFlashOptions(shape="bush")
+
+
+@pytest.mark.parametrize("most", [1, 2 * 6 * VOCAB])
+def test_logits_computed_a_few_slots_at_a_time_draft_the_same(most, monkeypatch):
+    talk, rows = Talk(dflash()), [row_of(i, temperature=(0.0, 2.0)[i % 2]) for i in range(6)]
+    for row in rows:
+        talk.join(row)
+    budget = [4, 1, 3, 4, 2, 4]
+    whole = talk.propose(rows, budget)
+    monkeypatch.setattr("slipstream.drafters.net_drafters._MOST_LOGITS", most)
+    parts = talk.propose(rows, budget)
+    assert torch.equal(parts.tokens, whole.tokens)
+    assert torch.allclose(parts.q, whole.q, rtol=0, atol=1e-12)
+    assert len(set(whole.length.tolist())) > 2, "some rows end before others"

@@ -98,7 +98,7 @@ def test_each_slot_is_corrected_by_the_target_s_id_of_the_token_before(kind, anc
             found = net.correct(states[:, k], base, torch.tensor(wanted[-1:]), state)
             state = found.state
             moved += int(base.argmax()) != int(found.logits.argmax())
-            wanted.append(int(net.backbone.vocab_map[found.logits.argmax()]))
+            wanted.append(int(net.vocab_map[found.logits.argmax()]))
         assert guesses(talk.propose(rows, [9] * 3), b) == wanted
     assert moved, "the correction changes some guess"
 
@@ -139,7 +139,14 @@ class TestSchedule:
 
     def test_off_ignores_the_table(self):
         rows = [endless(0)]
-        assert joined(dspark(seconds=STEEP), rows).propose(rows, [5]).length.tolist() == [6]
+        off = dspark(options=DSparkOptions(schedule="off"), seconds=STEEP)
+        assert joined(off, rows).propose(rows, [5]).length.tolist() == [6]
+
+    def test_auto_cuts_greedy_rows_and_leaves_sampled_ones_to_their_seed(self):
+        rows = [endless(0), endless(1, temperature=1.0), endless(2)]
+        drafter = dspark(seconds=STEEP)
+        assert drafter.options.schedule == "auto"
+        assert joined(drafter, rows).propose(rows, [5] * 3).length.tolist() == [1, 6, 1]
 
     def test_temperatures_change_what_pays(self):
         rows = [endless(i, temperature=1.0) for i in range(4)]
@@ -217,7 +224,7 @@ def test_features_that_are_not_finite_end_the_drafts_of_their_row_alone(value):
 def test_logits_made_in_parts_are_the_same(monkeypatch):
     rows = [endless(i, temperature=1.0) for i in range(3)]
     whole = joined(dspark("rnn"), rows).propose(rows, [5, 2, 4])
-    monkeypatch.setattr("slipstream.drafters.dspark._MOST_LOGITS", 2 * VOCAB * 3)
+    monkeypatch.setattr("slipstream.drafters.net_drafters._MOST_LOGITS", 2 * VOCAB * 3)
     parts = joined(dspark("rnn"), rows).propose(rows, [5, 2, 4])
     assert torch.equal(whole.tokens, parts.tokens)
     assert torch.allclose(whole.q, parts.q, atol=1e-12)

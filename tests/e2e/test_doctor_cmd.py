@@ -28,6 +28,7 @@ def files(made: Kit, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path
     """The oracles as files of public layouts."""
     root, base = tmp_path_factory.mktemp("oracle-files"), TargetFolder(made.folder, "target")
     wanted = {"eagle3": ("eagle3", "speculators"), "zlab": ("dflash", "zlab"), "dflash": ("dflash", "speculators")}
+    wanted["medusa"] = ("medusa", "medusa")
     for name, (algorithm, layout) in wanted.items():
         write_drafter(made.oracle(algorithm), layout, root / name, base=base)
     lines = [json.dumps({"id": p.id, "messages": p.messages}) for p in made.prompts]
@@ -81,12 +82,20 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("name", ["eagle3", "zlab", "dflash"])
+@pytest.mark.parametrize("name", ["eagle3", "zlab", "dflash", "medusa"])
 def test_a_right_file_is_healthy(doctor, files: dict[str, Path], name: str) -> None:
     done = doctor(files[name])
     assert done.status == 0, done.out + done.err
     assert "the file's own reading stands" in done.out
     assert "* as the file says" in done.out
+
+
+def test_a_target_run_by_transformers_says_the_same(doctor, files: dict[str, Path], tmp_path) -> None:
+    assert doctor(files["eagle3"], "--target", "hf").status == 0
+    broken = edited(files["eagle3"], tmp_path / "broken", put(TAPS, [2, 4, 6]))
+    done = doctor(broken, "--target", "hf", "--json")
+    assert done.status == 1, done.out + done.err
+    assert done.json["fix"]["reading"] == "taps -1"
 
 
 @pytest.mark.parametrize("case", BROKEN)

@@ -22,7 +22,7 @@ def one_line(done, status: int, *words: str) -> None:
 WRONG = {
     "unknown flag": (["--temprature", "1"], ["--temprature", "--temperature"]),
     "unknown drafter": (["--drafter", "lokup"], ["lokup", "lookup"]),
-    "planned drafter": (["--drafter", "eagle3:/x"], ["eagle3", "not available yet", "lookup"]),
+    "planned drafter": (["--drafter", "mtp:/x"], ["mtp", "not available yet", "lookup"]),
     "mixed drafter": (["--drafter", "lookup+suffix"], ["not available yet"]),
     "drafter without a path": (["--drafter", "draft_model"], ["draft_model:PATH"]),
     "drafter with an empty path": (["--drafter", "draft_model:"], ["draft_model:PATH"]),
@@ -126,7 +126,7 @@ def test_a_bug_is_one_line_too(cli, monkeypatch):
 
 
 def test_ctrl_c_ends_with_130_and_no_traceback(command, tiny):
-    run = command("generate", "--model", str(tiny), PROMPT, "--max-tokens", "100", "--ignore-eos", "--n", "500")
+    run = command("generate", "--model", str(tiny), PROMPT, "--max-tokens", "100", "--ignore-eos", "--n", "8000")
     try:
         assert any("drafter auto" in run.stderr.readline() for _ in range(2))  # the model is loaded: decoding starts
         run.send_signal(signal.SIGINT)

@@ -42,6 +42,16 @@ def kept_short(prefix: tuple[int, ...], drafted: tuple[int, ...]) -> bool:
     return bool(drafted) and drafted[-1] % 2 == 1
 
 
+class WholeRow(TreeToy):
+    """Records q with the fixed children in it: only a DISTINCT child is then drawn without its earlier siblings."""
+
+    def _plan(self, row, sprout, level):  # type: ignore[no-untyped-def]
+        plan = super()._plan(row, sprout, level)
+        for parent in level:
+            sprout.q[parent] = list(self.law((*row.tokens, *sprout.path(parent))))
+        return plan
+
+
 CHAINS = {
     "sampled": lambda q: SampledToy(q, V),
     "sampled, stopping time": lambda q: SampledToy(q, V, stop=kept_short),
@@ -60,6 +70,7 @@ TREES = {
     "hybrid, FIXED first": lambda q: TreeToy(q, V, (F, S), 1),
     "hybrid, two levels": lambda q: TreeToy(q, V, (S, F), 2),
     "hybrid, two drawn": lambda q: TreeToy(q, V, (D, F, D), 1),
+    "distinct after a fixed one of the same row": lambda q: WholeRow(q, V, (F, D), 1),
 }
 
 

@@ -53,6 +53,7 @@ import speculators  # noqa: E402
 import torch  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 from speculators.models.dflash import core as dflash_core  # noqa: E402
+from speculators.models.dflash2 import core as dflash2_core  # noqa: E402
 from speculators.models.dspark import core as dspark_core  # noqa: E402
 from speculators.models.eagle3 import shift_batch  # noqa: E402
 from speculators.models.peagle import core as peagle_core  # noqa: E402
@@ -108,7 +109,7 @@ def read(out: Path, folders: list[Path]) -> None:
 def said(model: Any) -> dict[str, torch.Tensor]:
     """The package's logits on every text: {"0.logits": ..., ...}."""
     kind = model.config.speculators_model_type
-    ask = {"eagle3": _eagle3, "peagle": _peagle, "dflash": _block, "dspark": _block}[kind]
+    ask = {"eagle3": _eagle3, "peagle": _peagle, "dflash": _block, "dflash2": _paths, "dspark": _block}[kind]
     given, out = texts(), {}
     for i in range(len(LENGTHS)):
         features = torch.cat([given[f"{i}.tap.{tap}"] for tap in model.target_layer_ids], -1)
@@ -129,7 +130,7 @@ def _drafts(model: Any, logits: torch.Tensor, ask: Any, tokens: torch.Tensor) ->
     block = hasattr(model, "block_size")
     first = 0 if not block or model.config.sample_from_anchor else 1
     depth = model.block_size - first if block else STEPS
-    reads = model.config.speculators_model_type in ("eagle3", "dspark")
+    reads = model.config.speculators_model_type in ("eagle3", "dflash2", "dspark")
     ids = torch.arange(V) if model.d2t is None else model.d2t + torch.arange(len(model.d2t))
     out = []
     for root in (2, len(tokens) - 9):
@@ -168,15 +169,44 @@ def _peagle(model: Any, tokens: torch.Tensor, features: torch.Tensor) -> dict[st
     return {"logits": out}
 
 
+def _paths(model: Any, tokens: torch.Tensor, features: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Scores [anchors, S, V] of each slot's likeliest tokens behind the text's own, -inf for others; `unary` logits."""
+    kept: dict[str, torch.Tensor] = {}
+
+    def keep(unary_logits: Any, training_candidate_ids: Any, candidate_logits: Any, **_: Any) -> Any:
+        every = torch.full_like(unary_logits, -torch.inf)
+        kept["logits"] = every.scatter(-1, training_candidate_ids, candidate_logits)
+        kept["unary"] = unary_logits
+        return None, {}
+
+    # trained are the tokens that are served, and the right one among them where it is missing
+    as_served = {"selector_training_candidates": lambda few, _: (few, None, None)}
+    with _patched(dflash2_core, compute_metrics=keep, **as_served):
+        anchors = _blocks_of(model, tokens, features)
+    return {name: x.view(anchors, model.block_size, V) for name, x in kept.items()}
+
+
+def _blocks_of(model: Any, tokens: torch.Tensor, features: torch.Tensor) -> int:
+    """Run the model on the blocks at anchors 1, 2, ...; return how many there are."""
+    length = len(tokens)
+    mask = torch.zeros(1, length)
+    mask[0, 1 : length - model.block_size] = 1
+    model(
+        hidden_states=features[None],
+        input_ids=tokens[None],
+        loss_mask=mask,
+        verifier_last_hidden_states=features.new_zeros(1, length, H),
+        document_ids=torch.zeros(1, length, dtype=torch.long),
+        max_anchors=length - model.block_size - 1,
+    )
+    return length - model.block_size - 1
+
+
 def _block(model: Any, tokens: torch.Tensor, features: torch.Tensor) -> dict[str, torch.Tensor]:
     """Logits [anchors, S, Vd] of the blocks at anchors 1, 2, ...: what is behind an anchor is its context.
 
     DSpark's are corrected by the text's own tokens as the previous ones; `confidence` [anchors, S] where it has one.
     """
-    length, size = len(tokens), model.block_size
-    anchors = torch.arange(1, length - size)
-    mask = torch.zeros(1, length)
-    mask[0, anchors] = 1
     kept: dict[str, torch.Tensor] = {}
 
     def keep(logits: torch.Tensor, targets: Any, *rest: Any, **_: Any) -> Any:
@@ -186,15 +216,8 @@ def _block(model: Any, tokens: torch.Tensor, features: torch.Tensor) -> dict[str
         return None, {}
 
     with _patched(dflash_core, compute_metrics=keep), _patched(dspark_core, compute_metrics=keep):
-        model(
-            hidden_states=features[None],
-            input_ids=tokens[None],
-            loss_mask=mask,
-            verifier_last_hidden_states=features.new_zeros(1, length, H),
-            document_ids=torch.zeros(1, length, dtype=torch.long),
-            max_anchors=len(anchors),
-        )
-    return {name: x.view(len(anchors), size, *x.shape[2:]) for name, x in kept.items()}
+        anchors = _blocks_of(model, tokens, features)
+    return {name: x.view(anchors, model.block_size, *x.shape[2:]) for name, x in kept.items()}
 
 
 def _shifted(tokens: torch.Tensor, features: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -230,13 +253,15 @@ def _drafter(case: tuple[str, str, dict[str, Any], dict[str, Any]], target: Path
     if "rope_parameters" in settings:
         del settings["rope_theta"]
     taps = own.pop("taps", [1, 3, 5])
-    block = kind in ("dflash", "dspark")
+    block = kind in ("dflash", "dflash2", "dspark")
     own["aux_hidden_state_layer_ids" if block else "eagle_aux_hidden_state_layer_ids"] = taps
     if kind != "eagle3":
         own["mask_token_id"] = MASK
     if kind == "dspark":
         own = {"markov_rank": 6, "block_size": 5, **own}
-    name = {"eagle3": "Eagle3", "peagle": "PEagle", "dflash": "DFlash", "dspark": "DSpark"}[kind]
+    if kind == "dflash2":
+        own = {"block_size": 5, "selector_rank": 6, "selector_top_k": 6, **own}
+    name = {"eagle3": "Eagle3", "peagle": "PEagle", "dflash": "DFlash", "dflash2": "DFlash2", "dspark": "DSpark"}[kind]
     config = getattr(speculators, f"{name}SpeculatorConfig")(
         transformer_layer_config=body_config(**settings),
         speculators_config=speculators.SpeculatorsConfig(
@@ -265,7 +290,9 @@ def _shake(model: Any, seed: int) -> None:
     for name, p in model.named_parameters():
         noise = torch.randn(p.shape, generator=g)
         if not p.isnan().any():
-            p.data.copy_(1 + 0.2 * noise if "norm" in name else (0.8 if "markov" in name else 0.25) * noise)
+            p.data.copy_(
+                1 + 0.2 * noise if "norm" in name else (0.8 if "markov" in name or "codebook" in name else 0.25) * noise
+            )
 
 
 def _eager(model: Any) -> Any:

@@ -5,8 +5,9 @@ Its models only train: they see a whole text at once, we see it in rounds. What 
   are relative, so nothing changes. Its step s of row i, fed the text's own tokens, is the s-th drafted token's state
   behind prefix i. Its sliding window does not move on with s, ours does (as engines serve it).
 - P-EAGLE: its rollout (a, d) is our mask row of depth d behind row a.
-- DFlash and DSpark: its block at anchor a sees features before a only: our first pass behind a tokens of context. Its
-  sliding window is measured from the anchor for all slots of a block, ours from each slot (as engines serve it).
+- DFlash, DFlash 2, DSpark: its block at anchor a sees features before a only: our first pass behind a tokens of
+  context. Its sliding window is measured from the anchor for all slots of a block, ours from each slot (as engines
+  serve it).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from speculators_kit import Reference, of_kind, run_side
 from slipstream.checkpoints.target_folder import TargetFolder
 from slipstream.checkpoints.writing import write_drafter
 from slipstream.drafters.dflash import DFlash
+from slipstream.drafters.dflash2 import DFlash2
 from slipstream.drafters.dspark import DSpark
 from slipstream.drafters.eagle3 import Eagle3
 from slipstream.drafters.peagle import PEagle
@@ -31,7 +33,7 @@ from slipstream.sampling import RequestRngs
 from slipstream.types import SamplingParams, Sequence
 
 TOLERANCE = 1e-4
-DRAFTERS = {"eagle3": Eagle3, "peagle": PEagle, "dflash": DFlash, "dspark": DSpark}
+DRAFTERS = {"eagle3": Eagle3, "peagle": PEagle, "dflash": DFlash, "dflash2": DFlash2, "dspark": DSpark}
 
 
 @pytest.fixture(scope="module")
@@ -182,6 +184,26 @@ def test_sliding_windows(peer):
         assert max(anchors) > 2 * window
 
 
+@pytest.mark.parametrize("case", of_kind("dflash2"))
+def test_dflash2(peer, case):
+    """The logits of whole blocks, and the scores of each slot's likeliest tokens behind the text's own."""
+    net, window, compared = peer.net(case), window_of(case), 0
+    for text, anchor, states in blocks(peer, net, case, seed=7):
+        if window and anchor + net.config.block.size > window:
+            continue
+        logits, where = net.logits(states), f"{case}, text {text}, anchor {anchor}"
+        same(logits, peer.said(case, text, "unary")[anchor - 1], where)
+        at = [max(anchor, anchor + slot - first_slot(case)) for slot in range(len(states))]
+        top = logits.topk(net.paths.top_k)
+        scores = net.scores(net.mixed(states), peer.texts[text].tokens[at], top.indices, top.values)
+        ours = torch.full_like(logits, -torch.inf).scatter(1, top.indices, scores)
+        theirs = peer.said(case, text)[anchor - 1]
+        assert torch.equal(ours.isinf(), theirs.isinf())
+        same(ours.nan_to_num(neginf=0), theirs.nan_to_num(neginf=0), f"{where}, scores")
+        compared += 1
+    assert compared >= 6
+
+
 @pytest.mark.parametrize("case", of_kind("dspark"))
 def test_dspark(peer, case):
     """Corrected logits and confidences, slot after slot, the previous tokens being the text's own.
@@ -190,7 +212,7 @@ def test_dspark(peer, case):
     """
     net = peer.net(case)
     heads = 0
-    for text, anchor, states in blocks(peer, net.backbone, case, seed=5):
+    for text, anchor, states in blocks(peer, net, case, seed=5):
         tokens, base, state = peer.texts[text].tokens, net.logits(states), None
         for slot in range(len(states)):
             previous = tokens[max(anchor, anchor + slot - first_slot(case))][None]
@@ -258,7 +280,7 @@ class Teacher:
 
 def law_of(peer, case, text, root, depth):
     """The law [V] from which the package would draw the token at `depth` behind the text up to `root`."""
-    said, block, found = peer.said(case, text), CASES[case][0] in ("dflash", "dspark"), peer.read(case)
+    said, block, found = peer.said(case, text), CASES[case][0] in ("dflash", "dflash2", "dspark"), peer.read(case)
     logits = said[root - 1, depth - 1 + first_slot(case)] if block else said[depth - 1, root - 1]
     ids = found.tensors["vocab_map"] if found.config.vocab.reduced else torch.arange(V)
     return torch.full((V,), -torch.inf).index_copy(0, ids, logits).log_softmax(0)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from draft_zoo import tiny
-from oracles import Kit, kit, with_tables
+from draft_zoo import shapes, tiny
+from oracles import H, Kit, body, kit, with_tables
 from slipstream.checkpoints.config_out import About, config_out
 from slipstream.measure.doctor import readings, statistics
 from slipstream.measure.doctor.examine import Diagnosis, examine
@@ -169,6 +169,15 @@ def test_two_changes_are_found_together(made: Kit) -> None:
     }
 
 
+def test_two_changes_are_found_together_at_the_last_layer_too(made: Kit) -> None:
+    """Tap 6 is the last layer: its state after the final norm is one more reading to combine with."""
+    broken = both(taps(1), part("rows", residual_norm=True))(made.oracle("eagle3"))
+    found = examined(made, broken)
+    assert found.winner is not None
+    assert set(found.winner.reading.name.split(" and ")) == {"taps -1", "residual from the raw feature"}
+    assert found.places == int((found.own.lengths >= 0).sum())
+
+
 def test_a_drafter_of_another_target_gets_a_warning_and_no_fix(made: Kit) -> None:
     right = made.oracle("eagle3")
     g = torch.Generator().manual_seed(5)
@@ -176,7 +185,29 @@ def test_a_drafter_of_another_target_gets_a_warning_and_no_fix(made: Kit) -> Non
     found = examined(made, replace(right, tensors=noise))
     assert found.winner is None
     assert found.poor
-    assert "was this drafter trained for this target?" in lines_of(found, "x")[-1]
+    *_, verdict, warning = lines_of(found, "x")
+    assert "no reading can be told from another" in verdict
+    assert "was this drafter trained for this target?" in warning
+
+
+@pytest.mark.parametrize("algorithm", ["eagle", "peagle", "dspark"])
+def test_every_other_algorithm_is_examined(made: Kit, algorithm: str) -> None:
+    """Random weights: nothing to find, but every reading is built, fed and counted."""
+    rows, plain = made.data.tables.rows, tiny(algorithm)
+    assert plain.config.body is not None
+    b = body(plain.config.body.layers, qk_norm=plain.config.body.qk_norm)
+    features = replace(plain.config.features, width=H)
+    block = plain.config.block and replace(plain.config.block, mask_token=rows - 1)
+    vocab = Vocab(rows, rows, own_head=algorithm == "peagle")
+    config = replace(plain.config, body=b, features=features, block=block, vocab=vocab)
+    config = replace(config, layout="deepspec") if algorithm == "dspark" else config
+    g = torch.Generator().manual_seed(3)
+    tensors = {n: torch.randn(s, generator=g) * 0.3 for n, s in shapes(config).items()}
+    found = examined(made, DraftCheckpoint(config, tensors))
+    tried = readings.readings(found.found, Facts(6, rows, rows, 50.0))
+    assert found.winner is None
+    assert {r.name for r in tried} <= {f.reading.name for f in found.findings}
+    assert all((f.lengths >= 0).any() for f in found.findings)
 
 
 def test_numbers_that_are_not_finite_are_a_result_not_an_error(made: Kit) -> None:

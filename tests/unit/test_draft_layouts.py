@@ -74,7 +74,7 @@ def test_the_body_is_read(name: str, tmp_path: Path) -> None:
     assert body.rope.theta == 10000.0
     assert body.activation == "silu"
     assert body.layers == len(body.windows) == (1 if config.algorithm in ("eagle", "eagle3") else 2)
-    assert body.qk_norm == (config.algorithm in ("dflash", "dspark") or name == "deepspec/eagle3")
+    assert body.qk_norm == (config.algorithm in ("dflash", "dflash2", "dspark") or name == "deepspec/eagle3")
     assert config.vocab.target == 40
     assert config.vocab.draft == (24 if "d2t" in GOLDEN[name] else 40)
     assert config.vocab.own_embed == ("embed_tokens.weight" in GOLDEN[name])
@@ -212,6 +212,9 @@ def test_rope_of_either_spelling(tmp_path: Path) -> None:
     new = read("zlab/dflash", tmp_path / "2", config={"rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}})
     both = {"rope_theta": 1e4, "rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}}
     assert old.theta == new.body.rope.theta == read("zlab/dflash", tmp_path / "3", config=both).body.rope.theta == 5e5
+    linear = {"rope_parameters": {"rope_theta": 5e5, "rope_type": "linear", "factor": 2.0}}
+    both = linear | {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}
+    assert read("zlab/dflash", tmp_path / "5", config=both).body.rope.params["factor"] == 2.0
     yarn = {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}}
     rope = read("zlab/dflash", tmp_path / "4", config=yarn).body.rope
     assert (rope.kind, rope.params["factor"]) == ("yarn", 4.0)

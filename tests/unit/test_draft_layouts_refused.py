@@ -212,7 +212,11 @@ REFUSED: list[tuple[str, dict[str, Any], list[str]]] = [
     ("zlab/dflash", {"dflash_config.projector_type": "domino"}, ["Domino"]),
     ("deepspec/dspark", {"architectures": ["Gemma4DSparkModel"]}, ["Gemma 4"]),
     ("deepspec/eagle3", {"architectures": ["Gemma4Eagle3Model"]}, ["Gemma 4"]),
-    ("speculators/eagle3", {"speculators_model_type": "mtp"}, ["speculators", "eagle3, peagle, dflash and dspark"]),
+    (
+        "speculators/eagle3",
+        {"speculators_model_type": "mtp"},
+        ["speculators", "eagle3, peagle, dflash, dflash2 and dspark"],
+    ),
     ("speculators/eagle3", {"speculators_model_type": "eagle"}, ["speculators"]),
     ("specforge/dspark", {"dspark_noise_token_id": 1, "architectures": ["DeepseekV4"]}, ["DeepSeek-V4"]),
     ("zlab/dflash", {"quantization_config": {"quant_method": "fp8"}}, ["quantization_config"]),

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from slipstream.nets.draft_config import Block, Body, DraftConfig
+from slipstream.nets.draft_config import Block, Body, DraftConfig, Paths
 from slipstream.types import RequestError
 
 _ACTIVATIONS = {"silu": "silu", "gelu_tanh": "gelu_pytorch_tanh"}
@@ -129,9 +129,11 @@ def _deepspec(c: DraftConfig, about: About) -> dict[str, Any]:
 def _zlab_dflash(c: DraftConfig, about: About) -> dict[str, Any]:
     block = _block(c)
     inner: dict[str, Any] = {"mask_token_id": block.mask_token, "target_layer_ids": _outputs(c)}
+    told: dict[str, Any] = {}
     if block.causal != tuple(w is not None for w in _body(c).windows):
-        inner["causal"] = all(block.causal)
+        inner["causal"] = told["is_causal"] = all(block.causal)  # engines read one or the other
     return {
+        **told,
         **_qwen3(c, about),
         **_old_rope(_body(c)),
         "architectures": ["DFlashDraftModel"],
@@ -139,6 +141,15 @@ def _zlab_dflash(c: DraftConfig, about: About) -> dict[str, Any]:
         "num_target_layers": _layers(about, "zlab", "needs num_target_layers"),
         "dflash_config": inner,
     }
+
+
+def _zlab_dflash2(c: DraftConfig, about: About) -> dict[str, Any]:
+    written, p = _zlab_dflash(c, about), _paths(c)
+    inner = {**written["dflash_config"], **_path_sizes(c), "block_size": _block(c).size}
+    inner |= {"input_embedding_scale": p.embed_scale, "output_multiplier": p.logit_scale}
+    if p.logit_cap is not None:
+        inner["final_logit_softcapping"] = p.logit_cap
+    return {**written, "architectures": ["DFlash2DraftModel"], "dflash_config": inner}
 
 
 def _specforge_dspark(c: DraftConfig, about: About) -> dict[str, Any]:
@@ -197,6 +208,10 @@ def _speculators_dflash(c: DraftConfig, about: About) -> dict[str, Any]:
         # false makes an engine treat full layers as causal too, although they are not
         "sliding_window_non_causal": not any(block.causal),
     }
+
+
+def _speculators_dflash2(c: DraftConfig, about: About) -> dict[str, Any]:
+    return {**_speculators_dflash(c, about), **_path_sizes(c), "architectures": ["DFlash2DraftModel"]}
 
 
 def _speculators_dspark(c: DraftConfig, about: About) -> dict[str, Any]:
@@ -302,6 +317,12 @@ def _markov(c: DraftConfig) -> dict[str, Any]:
     }
 
 
+def _path_sizes(c: DraftConfig) -> dict[str, Any]:
+    p = _paths(c)
+    sizes = {"conv_kernel_size": p.taps, "conv_group_size": p.group}
+    return {**sizes, "selector_rank": p.rank, "selector_top_k": p.top_k}
+
+
 def _own_width(c: DraftConfig) -> dict[str, Any]:
     return {} if c.features.width == _body(c).hidden else {"target_hidden_size": c.features.width}
 
@@ -330,6 +351,11 @@ def _block(c: DraftConfig) -> Block:
     return c.block
 
 
+def _paths(c: DraftConfig) -> Paths:
+    assert c.paths is not None
+    return c.paths
+
+
 _WRITERS: dict[tuple[str, str], Callable[[DraftConfig, About], dict[str, Any]]] = {
     ("safeailab", "eagle"): _safeailab_eagle,
     ("safeailab", "eagle3"): _safeailab_eagle3,
@@ -339,11 +365,13 @@ _WRITERS: dict[tuple[str, str], Callable[[DraftConfig, About], dict[str, Any]]] 
     ("speculators", "eagle3"): _speculators_eagle3,
     ("speculators", "peagle"): _speculators_peagle,
     ("speculators", "dflash"): _speculators_dflash,
+    ("speculators", "dflash2"): _speculators_dflash2,
     ("speculators", "dspark"): _speculators_dspark,
     ("deepspec", "eagle3"): _deepspec_eagle3,
     ("deepspec", "dflash"): _deepspec_block,
     ("deepspec", "dspark"): _deepspec_block,
     ("zlab", "dflash"): _zlab_dflash,
+    ("zlab", "dflash2"): _zlab_dflash2,
     ("transformers", "dflash"): _transformers_dflash,
     ("medusa", "medusa"): _medusa,
     ("medusa-legacy", "medusa"): _medusa,

@@ -45,6 +45,20 @@ DSPARK: tuple[Pair, ...] = (
     ("confidence.weight", "confidence_head.proj.weight"),
     ("confidence.bias", "confidence_head.proj.bias"),
 )
+_SELECTOR = (
+    ("paths.before.weight", "candidate_selector.predecessor_codebook"),
+    ("paths.after.weight", "candidate_selector.successor_codebook"),
+)
+DFLASH2: tuple[Pair, ...] = (
+    *((f"layers.{{i}}.{n}_conv.base", f"layers.{{i}}.{n}_conv.base_kernel") for n in ("attention", "mlp")),
+    *(
+        (f"layers.{{i}}.{n}_conv.dynamic.weight", f"layers.{{i}}.{n}_conv.kernel_projection.weight")
+        for n in ("attention", "mlp")
+    ),
+    *_SELECTOR,
+    *((canonical, f"{own}.weight") for canonical, own in _SELECTOR),  # of files that their own class saved again
+    ("paths.mix.weight", "candidate_selector.hidden_projection.weight"),
+)
 MASK_HIDDEN_SHAPE = (1, 1, -1)  # how layouts store mask_hidden, which is [K*Ht] here
 MAPS = ("d2t", "t2d")  # layouts' spelling of vocab_map: offsets [Vd], and bool [V]; see draft_vocab
 

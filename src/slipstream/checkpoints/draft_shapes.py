@@ -26,7 +26,7 @@ def expected_shapes(config: DraftConfig) -> Shapes:
     out |= _entry(config, config.body)
     for index in range(config.body.layers):
         out |= _layer(config, config.body, index)
-    return out | _dspark(config, hidden)
+    return out | _dspark(config, hidden) | _dflash2(config, config.body)
 
 
 def feature_width(config: DraftConfig) -> int:
@@ -45,12 +45,12 @@ def _entry(config: DraftConfig, body: Body) -> Shapes:
         out |= {f"fc_norm.{c}.weight": (f.width,) for c in range(len(f.taps))}
     if f.norm == "whole":
         out["input_norm.weight"] = (wide,)
-    if config.algorithm in ("dflash", "dspark"):
+    if config.algorithm != "eagle":
+        out["norm.weight"] = (body.hidden,)
+    if config.algorithm in ("dflash", "dflash2", "dspark"):
         out["hidden_norm.weight"] = (body.hidden,)
     if config.algorithm == "peagle":
         out["mask_hidden"] = (wide,)
-    if config.algorithm != "eagle":
-        out["norm.weight"] = (body.hidden,)
     return out
 
 
@@ -63,10 +63,6 @@ def _layer(config: DraftConfig, b: Body, index: int) -> Shapes:
         f"{at}.self_attn.k_proj.weight": (keys, wide),
         f"{at}.self_attn.v_proj.weight": (keys, wide),
         f"{at}.self_attn.o_proj.weight": (b.hidden, queries),
-        f"{at}.mlp.gate_proj.weight": (b.mlp, b.hidden),
-        f"{at}.mlp.up_proj.weight": (b.mlp, b.hidden),
-        f"{at}.mlp.down_proj.weight": (b.hidden, b.mlp),
-        f"{at}.post_attention_layernorm.weight": (b.hidden,),
     }
     if "qkv" in b.biases:
         out |= {f"{at}.self_attn.{n}_proj.bias": (queries if n == "q" else keys,) for n in "qkv"}
@@ -74,6 +70,9 @@ def _layer(config: DraftConfig, b: Body, index: int) -> Shapes:
         out[f"{at}.self_attn.o_proj.bias"] = (b.hidden,)
     if b.qk_norm:
         out |= {f"{at}.self_attn.{n}_norm.weight": (b.head_dim,) for n in "qk"}
+    out |= {f"{at}.mlp.{n}_proj.weight": (b.mlp, b.hidden) for n in ("gate", "up")}
+    out[f"{at}.mlp.down_proj.weight"] = (b.hidden, b.mlp)
+    out[f"{at}.post_attention_layernorm.weight"] = (b.hidden,)
     if config.algorithm != "eagle" or index > 0:
         out[f"{at}.input_layernorm.weight"] = (b.hidden,)
     if doubled:
@@ -94,6 +93,18 @@ def _dspark(config: DraftConfig, hidden: int) -> Shapes:
         out["confidence.weight"] = (1, hidden + (m.rank if m.confidence == "markov" else 0))
         out["confidence.bias"] = (1,)
     return out
+
+
+def _dflash2(config: DraftConfig, b: Body) -> Shapes:
+    p, out = config.paths, Shapes()
+    if p is None:
+        return out
+    for i in range(b.layers):
+        for name in ("attention", "mlp"):
+            out[f"layers.{i}.{name}_conv.base"] = (2, p.taps, b.hidden)
+            out[f"layers.{i}.{name}_conv.dynamic.weight"] = (2 * p.taps * (b.hidden // p.group), b.hidden)
+    table = (config.vocab.target, p.rank)
+    return out | {"paths.before.weight": table, "paths.after.weight": table, "paths.mix.weight": (p.rank, b.hidden)}
 
 
 def _medusa(config: DraftConfig) -> Shapes:

@@ -36,6 +36,7 @@ _LABELS = {
     "anchor_predicts": "an anchor slot that predicts",
     "markov": "the kind of Markov head",
     "confidence": "what the confidence head reads",
+    "scales": "scales or a cap of the target's tables",
     "own_heads": "a vocabulary projection in each head",
 }
 _SLIDING = "sliding layers"
@@ -87,6 +88,7 @@ LIMITS: dict[tuple[str, str], Allowed] = {
     ("speculators", "eagle3"): _SPECULATORS,
     ("speculators", "peagle"): _SPECULATORS,
     ("speculators", "dflash"): {**_SPECULATORS, **_BLOCK, **_NO_HEADS},
+    ("speculators", "dflash2"): {**_SPECULATORS, **_BLOCK, "reduced": (False,), "scales": (False,)},
     ("speculators", "dspark"): {**_SPECULATORS, **_BLOCK},
     ("deepspec", "eagle3"): {
         **{**_DEEPSPEC, "taps": (_LAYERS,), "tap_count": (5,), "residual_norm": (False,)},
@@ -95,6 +97,7 @@ LIMITS: dict[tuple[str, str], Allowed] = {
     ("deepspec", "dflash"): {**_DEEPSPEC, "anchor_predicts": (True,), **_NO_HEADS},
     ("deepspec", "dspark"): {**_DEEPSPEC, "anchor_predicts": (True,)},
     ("zlab", "dflash"): {**_ZLAB, "anchor_predicts": (False,), **_NO_HEADS},
+    ("zlab", "dflash2"): {**_ZLAB, "anchor_predicts": (False,)},
     ("transformers", "dflash"): {
         **{**_BLOCK, **_SHARED, "taps": (_LAYERS,), "anchor_predicts": (False,), **_NO_HEADS},
         **{"biases": ((),), "causal": ("none",)},
@@ -121,8 +124,9 @@ def check_layout(layout: str, algorithm: str) -> None:
     if layout not in LAYOUT_NAMES:
         raise RequestError(f"layout {layout!r} is not one of {', '.join(LAYOUT_NAMES)}")
     if (layout, algorithm) not in LIMITS:
-        known = ", ".join(layouts_of(algorithm))
-        raise RequestError(f"layout {layout!r} has no {algorithm} drafters; {algorithm} can be written as {known}")
+        known = layouts_of(algorithm)
+        able = f"can be written as {', '.join(known)}" if known else "is read, and written in no layout"
+        raise RequestError(f"layout {layout!r} has no {algorithm} drafters; {algorithm} {able}")
 
 
 def check_expressible(config: DraftConfig, layout: str) -> None:
@@ -158,6 +162,9 @@ def facts_of(config: DraftConfig) -> dict[str, Any]:
     if config.block is not None and config.algorithm != "peagle" and config.body is not None:
         facts |= {"anchor_predicts": config.block.anchor_predicts, "causal": _causal(config.body, config.block)}
         facts |= {"markov": config.markov.kind, "confidence": config.markov.confidence}
+    if config.paths is not None:
+        p = config.paths
+        facts["scales"] = (p.embed_scale, p.logit_scale, p.logit_cap) != (1.0, 1.0, None)
     if config.heads is not None:
         facts["own_heads"] = config.heads.own
     return facts

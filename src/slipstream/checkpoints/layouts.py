@@ -30,12 +30,14 @@ LAYOUTS: tuple[Layout, ...] = (
     speculators_layouts.EAGLE3,
     speculators_layouts.PEAGLE,
     speculators_layouts.DFLASH,
+    speculators_layouts.DFLASH2_LAYOUT,
     speculators_layouts.DSPARK_LAYOUT,
     transformers_layouts.DFLASH,
     deepspec_layouts.DSPARK_LAYOUT,
     deepspec_layouts.DFLASH,
     deepspec_layouts.EAGLE3,
     zlab_layouts.DSPARK_LAYOUT,
+    zlab_layouts.DFLASH2_LAYOUT,
     zlab_layouts.DFLASH,
     eagle_layouts.PEAGLE,
     eagle_layouts.SPECFORGE3,
@@ -58,7 +60,7 @@ def layout_of(name: str, algorithm: str) -> Layout:
 
 def recognise(folder: Path) -> str | None:
     """Return the algorithm of a drafter folder, or None when it is not one (an ordinary model, say)."""
-    if not (folder.is_dir() and any(folder.glob("*.*"))):
+    if not folder.is_dir():
         return None
     try:
         files = DraftFiles(folder)
@@ -106,6 +108,8 @@ def fingerprint(shapes: Own) -> str:
         return "a P-EAGLE drafter"
     if any(name.startswith("midlayer.") for name in shapes):
         return "an EAGLE-3 drafter of SafeAILab or SpecForge"
+    if any(name.startswith("candidate_selector.") for name in shapes):
+        return "a DFlash 2 drafter"
     if any(name.startswith("markov_head.") for name in shapes):
         return "a DSpark drafter"
     if fc and "hidden_norm.weight" in shapes:
@@ -143,7 +147,7 @@ def _projector(raw: Raw) -> object:
 
 def _unread_speculators(raw: Raw, shapes: Own) -> bool:
     named = "speculators_model_type" in raw or "speculators_config" in raw
-    return named and _speculators(raw) not in ("eagle3", "peagle", "dflash", "dspark")
+    return named and _speculators(raw) not in ("eagle3", "peagle", "dflash", "dflash2", "dspark")
 
 
 def _mtp(raw: Raw, shapes: Own) -> bool:
@@ -160,9 +164,9 @@ def _ordinary(raw: Raw, shapes: Own) -> bool:
 
 _Test = Callable[[Raw, Own], bool]
 _REFUSED: dict[str, tuple[_Test, str]] = {
-    "a speculators drafter of an algorithm other than eagle3, peagle, dflash and dspark": (
+    "a speculators drafter of an algorithm other than eagle3, peagle, dflash, dflash2 and dspark": (
         _unread_speculators,
-        "train or take one of those four for this target",
+        "train or take one of those five for this target",
     ),
     "a Domino drafter": (
         lambda raw, shapes: "DominoDraftModel" in architectures(raw) or _projector(raw) == "domino",

@@ -1,4 +1,4 @@
-"""EAGLE-3, P-EAGLE, DFlash and DSpark files of vLLM's speculators.
+"""EAGLE-3, P-EAGLE, DFlash, DFlash 2 and DSpark files of vLLM's speculators.
 
 In: a `Reading` whose config.json nests the layers in `transformer_layer_config`. Out: the canonical record. Its layer
 numbers count states before a layer, which is how taps are counted here too.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from slipstream.checkpoints.dflash2_paths import read_paths
 from slipstream.checkpoints.draft_body import (
     concat_features,
     mask_token,
@@ -18,7 +19,7 @@ from slipstream.checkpoints.draft_body import (
     tap_norm,
     target_width,
 )
-from slipstream.checkpoints.draft_names import DSPARK, TABLES, TAP_NORMS, Names, layer_pairs, same
+from slipstream.checkpoints.draft_names import DFLASH2, DSPARK, TABLES, TAP_NORMS, Names, layer_pairs, same
 from slipstream.checkpoints.draft_reading import Layout, Reading, architectures
 from slipstream.checkpoints.dspark_heads import read_markov
 from slipstream.checkpoints.eagle_layouts import TAPS_KEY, default_taps
@@ -27,8 +28,10 @@ from slipstream.nets.draft_config import Block, Body, Claims, DraftConfig, Featu
 EAGLE3_NAMES = Names((*TABLES, *same("fc.weight", "norm.weight", "mask_hidden"), *TAP_NORMS, *layer_pairs()))
 DFLASH_NAMES = Names((*TABLES, *same("fc.weight", "norm.weight", "hidden_norm.weight"), *layer_pairs()))
 DSPARK_NAMES = Names((*DFLASH_NAMES.pairs, *DSPARK))
+DFLASH2_NAMES = Names((*DFLASH_NAMES.pairs, *DFLASH2))
 _IGNORED = ("*rotary_emb.inv_freq", "verifier_*")
 _BIAS_KEYS = {"qkv": "attention_bias", "out": "attention_bias"}
+_PATH_DEFAULTS = {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 256, "selector_top_k": 16}
 _NESTED, _BLOCK_TAPS = "transformer_layer_config", "aux_hidden_state_layer_ids"
 
 
@@ -94,7 +97,7 @@ def _eagle3(r: Reading) -> DraftConfig:
 def _blocks(r: Reading) -> DraftConfig:
     dspark = r.layout.algorithm == "dspark"
     body = _body(r)
-    free = r.flag("sliding_window_non_causal", False)
+    free = r.flag("sliding_window_non_causal", r.layout.algorithm == "dflash2")
     size = r.integer("block_size") or 8
     anchor = r.flag("sample_from_anchor", dspark)
     # full-attention layers see the whole block whatever the flag says: so they were trained
@@ -108,6 +111,8 @@ def _blocks(r: Reading) -> DraftConfig:
         block=Block(size, mask_token(r, ("mask_token_id", r.raw)), anchor, causal),
         claims=_claims(r),
     )
+    if r.layout.algorithm == "dflash2":
+        return read_paths(r, (r.raw,), config, _PATH_DEFAULTS)
     if not dspark:
         return config
     defaults = {"markov_rank": 256, "markov_head_type": "vanilla", "confidence": True, "with_markov": True}
@@ -134,3 +139,7 @@ PEAGLE = Layout(
 )
 DFLASH = Layout("speculators", "dflash", DFLASH_NAMES, _kind("dflash"), _blocks, _TOP, _IGNORED)
 DSPARK_LAYOUT = Layout("speculators", "dspark", DSPARK_NAMES, _kind("dspark"), _blocks, _TOP, _IGNORED)
+DFLASH2_LAYOUT = Layout(
+    *("speculators", "dflash2", DFLASH2_NAMES, _kind("dflash2"), _blocks),
+    *((*_TOP, "candidate_selector.hidden_projection.weight"), _IGNORED),
+)

@@ -1,4 +1,4 @@
-"""DFlash files of z-lab (SpecForge writes the same) and DSpark files of SpecForge.
+"""DFlash and DFlash 2 files of z-lab (SpecForge writes the former too) and DSpark files of SpecForge.
 
 In: a `Reading` with a `dflash_config`. Out: the canonical record. No tables of their own: embedding and head are the
 target's. Layer numbers are outputs.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from slipstream.checkpoints.dflash2_paths import read_paths, read_scales
 from slipstream.checkpoints.draft_body import (
     concat_features,
     layer_windows,
@@ -17,7 +18,7 @@ from slipstream.checkpoints.draft_body import (
     read_taps,
     read_vocab,
 )
-from slipstream.checkpoints.draft_names import DSPARK, Names, layer_pairs, same
+from slipstream.checkpoints.draft_names import DFLASH2, DSPARK, Names, layer_pairs, same
 from slipstream.checkpoints.draft_reading import Layout, Reading, architectures
 from slipstream.checkpoints.dspark_heads import read_markov
 from slipstream.nets.draft_config import Block, Body, Claims, DraftConfig
@@ -27,6 +28,7 @@ Own = Mapping[str, tuple[int, ...]]
 
 DFLASH_NAMES = Names((*same("fc.weight", "norm.weight", "hidden_norm.weight"), *layer_pairs()))
 DSPARK_NAMES = Names((*DFLASH_NAMES.pairs, *DSPARK))
+DFLASH2_NAMES = Names((*DFLASH_NAMES.pairs, *DFLASH2))
 _BIAS_KEYS = {"qkv": "attention_bias", "out": "attention_bias"}
 _IGNORED = ("*rotary_emb.inv_freq",)
 _NESTED = "dflash_config"
@@ -50,13 +52,12 @@ def _taps(r: Reading, nested: Raw, body: Body) -> tuple[int, ...]:
 
 def _windows(r: Reading, nested: Raw, layers: int) -> tuple[tuple[int | None, ...], tuple[bool, ...]]:
     """Return windows and whether each layer is causal inside the block: sliding ones are, where nothing is said."""
-    if nested.get("use_swa") and r.raw.get("layer_types") is None:
-        return (r.need("swa_window_size", nested),) * layers, (False,) * layers
-    windows = layer_windows(r, r.raw, layers)
-    for key in ("causal", "is_causal"):
-        if nested.get(key) is not None:
-            return windows, (r.flag(key, False, nested),) * layers
-    return windows, tuple(w is not None for w in windows)
+    flat = bool(nested.get("use_swa")) and r.raw.get("layer_types") is None
+    windows = (r.need("swa_window_size", nested),) * layers if flat else layer_windows(r, r.raw, layers)
+    for key, cfg in (("is_causal", r.raw), ("causal", nested), ("is_causal", nested)):
+        if cfg.get(key) is not None:
+            return windows, (r.flag(key, False, cfg),) * layers
+    return windows, tuple(w is not None and not flat for w in windows)
 
 
 def _blocks(r: Reading) -> DraftConfig:
@@ -81,6 +82,11 @@ def _blocks(r: Reading) -> DraftConfig:
         block=Block(size, mask, r.flag("sample_from_anchor", dspark, nested), causal),
         claims=Claims(layers=r.integer("num_target_layers")),
     )
+    if r.layout.algorithm == "dflash2":
+        return read_paths(r, (nested, r.raw), config, {})
+    scales = [f"{key} is {value:g}" for key, value in read_scales(r, (nested,)).items() if value != 1.0]
+    if scales:
+        raise r.wrong(f"{_NESTED}.{scales[0]}; only DFlash 2 drafters here scale or cap the target's tables")
     if not dspark:
         return config
     defaults = {"markov_rank": 0, "markov_head_type": "vanilla", "with_markov": False}
@@ -96,6 +102,10 @@ def _is_dspark(raw: Raw, shapes: Own) -> bool:
     return "DSparkDraftModel" in architectures(raw) or _projector(raw) == "dspark"
 
 
+def _is_dflash2(raw: Raw, shapes: Own) -> bool:
+    return "DFlash2DraftModel" in architectures(raw)
+
+
 def _is_dflash(raw: Raw, shapes: Own) -> bool:
     plain = isinstance(raw.get(_NESTED), dict) and _projector(raw) is None and "mask_hidden" not in shapes
     return "DFlashDraftModel" in architectures(raw) or plain
@@ -103,4 +113,6 @@ def _is_dflash(raw: Raw, shapes: Own) -> bool:
 
 _MARKS = ("fc.weight", "hidden_norm.weight", "layers.0.self_attn.q_proj.weight")
 DSPARK_LAYOUT = Layout("specforge", "dspark", DSPARK_NAMES, _is_dspark, _blocks, _MARKS, _IGNORED)
+_PATH_MARKS = (*_MARKS, "candidate_selector.hidden_projection.weight")
+DFLASH2_LAYOUT = Layout("zlab", "dflash2", DFLASH2_NAMES, _is_dflash2, _blocks, _PATH_MARKS, _IGNORED)
 DFLASH = Layout("zlab", "dflash", DFLASH_NAMES, _is_dflash, _blocks, _MARKS, _IGNORED)

@@ -1,6 +1,6 @@
 """What `slipstream info` says of a drafter: what it is, for which target, what it reads, what it costs in memory.
 
-In: a folder in any public layout. Out: a flat dictionary. The target is not needed and not loaded.
+In: a folder in any public layout. Out: a flat dictionary. The target is never loaded.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ KINDS = {
     "eagle3": "EAGLE-3: continues features of several layers, token by token or as a tree",
     "peagle": "P-EAGLE: EAGLE-3 with all tokens in one pass",
     "dflash": "DFlash: a block of tokens in one pass",
+    "dflash2": "DFlash 2: a block in one pass, and the best path through its likeliest tokens",
     "dspark": "DSpark: a block in one pass, corrected left to right",
     "medusa": "Medusa-1: one head for each position, a tree",
 }
@@ -45,13 +46,20 @@ def is_drafter(folder: Path) -> bool:
     return any(key in files.raw for key in _KEYS) or any(word in names for word in _WORDS)
 
 
-def drafter_facts(name: str, folder: Path, max_model_len: int | None = None) -> dict[str, Any]:
-    """Return the facts of a drafter's folder; memory per row is stated for `max_model_len` tokens."""
+def drafter_facts(
+    name: str, folder: Path, max_model_len: int | None = None, target: str | None = None
+) -> dict[str, Any]:
+    """Return the facts of a drafter's folder; memory per row is stated for `max_model_len` tokens.
+
+    `target` names the model it is checked against; some files place their taps by its number of layers.
+    """
     from slipstream import learned
     from slipstream.checkpoints.drafters import read_drafter
+    from slipstream.cli.convert_cmd import target_folder
     from slipstream.cli.info import size_text
+    from slipstream.measure.convert import facts_of
 
-    found = read_drafter(folder)
+    found = read_drafter(folder, None if target is None else facts_of(target_folder(target)))
     c = found.config
     numbers = sum(t.numel() for n, t in found.tensors.items() if n != "vocab_map")
     per_token = row_bytes(c.body)
@@ -118,6 +126,8 @@ def _block_facts(c: DraftConfig) -> dict[str, Any]:
     if c.algorithm == "peagle":
         return {"mask_token": c.block.mask_token}
     out: dict[str, Any] = {"block_size": c.block.size, "block_drafts": c.block.drafts, "mask_token": c.block.mask_token}
+    if c.paths is not None:
+        out |= {"path_choices": c.paths.top_k, "convolution_taps": c.paths.taps}
     if c.algorithm == "dspark":
         out |= {"markov_head": f"{c.markov.kind}, rank {c.markov.rank}", "confidence_head": c.markov.confidence}
     return out

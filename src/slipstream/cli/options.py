@@ -9,6 +9,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from slipstream.config import DEFAULT_MODEL, DTYPES, draft_tokens_of, nearest
@@ -152,3 +154,17 @@ def _help_table(table: Any) -> str:
 def say(text: str) -> None:
     """Print a line for people: to stderr, so that stdout stays parseable."""
     print(text, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
+    """Show a bar on a terminal's stderr; yields what is called with (what, done, total)."""
+    from tqdm import tqdm
+
+    with tqdm(file=sys.stderr, disable=not sys.stderr.isatty(), leave=False) as bar:
+
+        def show(what: str, done: int, total: int) -> None:
+            bar.total, bar.n = total, done
+            bar.set_description_str(what)
+
+        yield show

@@ -8,13 +8,14 @@ of the level is drawn, and what is drawn stays (law 4). Scores of finished level
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from slipstream.drafters.frontier import Level
 from slipstream.drafters.ranks import end_ids, highest
-from slipstream.sampling.laws import draft_law, needs_history
+from slipstream.sampling.laws import drafting_law, needs_history
 from slipstream.types import Draft, Draw, Rngs, Sequence
 
 
@@ -22,7 +23,7 @@ class Hybrid:
     """The trees of the rows `which` of a batch while they grow. `rows`, `limits` and `rngs` are the whole batch's."""
 
     def __init__(self, rows: list[Sequence], which: list[int], limits: Seq[int], rngs: Rngs, top_k: int) -> None:
-        self.rows, self._whole, self._which, self._rngs = [rows[b] for b in which], len(rows), which, rngs
+        self.rows, self._which, self._rngs = [rows[b] for b in which], which, rngs
         self.top_k = top_k
         self.broken: set[int] = set()
         self._ends = end_ids(self.rows)  # [B, E]
@@ -45,27 +46,31 @@ class Hybrid:
         b, f = level.ok.nonzero(as_tuple=True)
         fine = logits.amax(-1).isfinite().cpu()
         self.broken |= set(b[~fine].tolist())
-        law = draft_law([self.rows[i] for i in b.tolist()], self._prefixes(level), logits)  # [n, V]
+        law, bare = drafting_law([self.rows[i] for i in b.tolist()], self._prefixes(level), logits)  # [n, V]
+        if bare is not None:
+            fine = fine & ~bare.cpu()
         scores, ids = self._fixed(law)  # [n, K - 1]
         table = level.scores.new_full((*level.ok.shape, 1 + ids.shape[1]), -torch.inf)
         own = level.scores[b, f].masked_fill(~fine, -torch.inf)[:, None]
         table[b, f] = torch.cat([own, own + scores], 1)
         keep = self._keep(table, levels_left)  # [B, F, K]
-        rest = self._without(law, ids, keep[b, f, 1:])
-        mass = rest.sum(1, keepdim=True)
-        keep[b, f, 0] &= mass[:, 0].cpu() > 0  # nothing is left to draw when the fixed ones are all there is
+        some = keep[b, f, 0].nonzero()[:, 0]  # these draw
+        b, f, drawing = b[some], f[some], some.to(law.device)
+        rest, own = _without(law[drawing], ids[some], keep[b, f, 1:])
+        keep[b, f, 0] = own  # nothing is left to draw when the fixed ones are all there is
         tokens = torch.zeros(table.shape, dtype=torch.int64)
-        tokens[b, f, 1:] = ids
-        tokens[b, f, 0] = self._drawn(rest / torch.where(mass > 0, mass, 1.0), (b, f), keep[b, f, 0], depth)
-        table[b, f, 0] += law.gather(1, tokens[b, f, :1].to(law.device))[:, 0].double().log().clamp(max=0.0).cpu()
+        tokens[level.ok, 1:] = ids
+        tokens[b, f, 0] = self._drawn(rest, (b, f), own, depth)
+        reached = law[drawing, tokens[b, f, 0].to(law.device)]
+        table[b, f, 0] += reached.double().log().clamp(max=0.0).cpu()
         self._append(tokens, keep, table)
 
-    def frontier(self, width: int) -> Level:
-        """Return the nodes of the last level that should be run: the best that can still have children."""
-        room = (self._limits - self.length + 1 > 0)[:, None]
+    def frontier(self, width: int, levels_left: int) -> Level:
+        """Return the nodes of the last level that should be run: the best, and no more than the next level may hold."""
         level = self._level
         ended = (level.tokens[:, :, None] == self._ends[:, None, :]).any(-1)
-        level = Level(level.tokens, level.scores, level.at, level.home, level.ok & room & ~ended).best(width)
+        level = replace(level, ok=level.ok & ~ended).best(width)
+        level = replace(level, ok=level.ok & (torch.arange(level.ok.shape[1]) < self._share(levels_left)[:, None]))
         used = int(level.ok.sum(1).max()) if level.ok.numel() else 0
         return level.best(used)
 
@@ -80,6 +85,12 @@ class Hybrid:
         chain = bool((parents == torch.arange(-1, n - 1)).all())
         q = None if self.q is None else self.q[:, :n]
         return Draft(self.tokens[:, :n], parents, self.length, self.draw[:, :n], q, chain)
+
+    def _share(self, levels_left: int) -> Tensor:
+        """Return how many nodes the next level may hold [B]: of what is left, less the deeper the level is, since width
+        is worth most near the root."""
+        left = self._limits - self.length + 1
+        return torch.minimum((2 * left + levels_left) // (levels_left + 1), left)  # rounded up
 
     def _prefixes(self, level: Level) -> list[list[int]]:
         """Return the whole prefix of each node run, for rows whose law depends on it; else nothing."""
@@ -102,21 +113,11 @@ class Hybrid:
         return values.double().log().clamp(max=0.0).cpu(), ids.cpu()
 
     def _keep(self, table: Tensor, levels_left: int) -> Tensor:
-        """Choose the children of a level from their scores before drawing [B, F, K]: slot 0, which is the drawn one,
-        has its parent's.
-
-        Of the nodes left, levels get shares that fall evenly to the last: a wide level is worth most near the root.
-        """
-        left = self._limits - self.length + 1
-        share = (2 * left + levels_left) // (levels_left + 1)  # rounded up
+        """Choose a level's children by their scores before drawing [B, F, K]; slot 0 is drawn and has its parent's."""
         scores, order = table.flatten(1).sort(dim=1, descending=True, stable=True)
-        allowed = (torch.arange(scores.shape[1]) < torch.minimum(share, left)[:, None]) & (scores > -torch.inf)
+        share = self._share(levels_left)[:, None]
+        allowed = (torch.arange(scores.shape[1]) < share) & (scores > -torch.inf)
         return torch.zeros_like(allowed).scatter_(1, order, allowed).view(table.shape)
-
-    def _without(self, law: Tensor, ids: Tensor, kept: Tensor) -> Tensor:
-        """Take the fixed children that are kept [n, K - 1] out of law [n, V]."""
-        ids, kept = ids.to(law.device), kept.to(law.device)
-        return law.scatter(1, ids, law.gather(1, ids).masked_fill(kept, 0.0))
 
     def _drawn(self, law: Tensor, at: tuple[Tensor, Tensor], drawing: Tensor, depth: int) -> Tensor:
         """Draw a child from law [n, V] for each node that is `drawing`, and record the rows -> [n]."""
@@ -125,17 +126,10 @@ class Hybrid:
             self.q = torch.zeros((*self.tokens.shape, law.shape[1]), dtype=law.dtype, device=law.device)
         self.q[b, self._parents.at[b, f]] = law
         tokens = torch.zeros(len(b), dtype=torch.int64)
-        whole = torch.tensor(self._which)
-        for place in range(int(f.max()) + 1 if len(f) else 0):  # a row draws one token a call: at most top_k calls
-            mine = (drawing & (f == place)).nonzero()[:, 0]
-            if not len(mine):
-                continue
-            to = whole[b[mine]]
-            w = law.new_zeros(self._whole, law.shape[1])
-            w[to] = law[mine]  # law 3: drawn from the recorded rows
-            active = torch.zeros(self._whole, dtype=torch.bool, device=law.device)
-            active[to] = True
-            tokens[mine] = self._rngs.draft(w, depth, active).cpu()[to]
+        mine = drawing.nonzero()[:, 0]
+        owners = [self._which[i] for i in b[mine].tolist()]
+        w = law if len(mine) == len(law) else law[mine.to(law.device)]  # law 3: the recorded rows
+        tokens[mine] = self._rngs.draft_nodes(w, depth, owners).cpu()
         return tokens
 
     def _append(self, tokens: Tensor, keep: Tensor, scores: Tensor) -> None:
@@ -152,3 +146,11 @@ class Hybrid:
         self.length = self.length + flat.sum(1)
         home = above.home[:, :, None].expand(shape).flatten(1)
         self._level = Level(tokens.flatten(1), scores.flatten(1), place, home, flat)
+
+
+def _without(law: Tensor, ids: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
+    """Take the fixed children that are kept [n, K - 1] out of law [n, V], in place; and say where anything is left."""
+    ids, kept = ids.to(law.device), kept.to(law.device)
+    law.scatter_(1, ids, law.gather(1, ids).masked_fill(kept, 0.0))
+    mass = law.sum(1, keepdim=True)
+    return law.div_(torch.where(mass > 0, mass, 1.0)), mass[:, 0].cpu() > 0

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from slipstream.types import Sequence
 
+_PIECE, _FEW = 128, 16
+
 
 @dataclass(frozen=True)
 class Ranked:
@@ -44,17 +46,42 @@ def rank(rows: Seq[Sequence], logits: Tensor, k: int) -> Ranked:
 
 
 def highest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return the k highest values of x [R, V] and their ids, highest first, the lower id first on a tie."""
-    k = min(k, x.shape[-1])
-    values, ids = x.topk(k, dim=-1)
-    if k < x.shape[-1]:
-        crowded = (x >= values[:, -1:]).sum(-1) > k  # which of equal values topk takes is not defined
-        if bool(crowded.any()):
-            v, i = x[crowded].sort(dim=-1, descending=True, stable=True)
-            values[crowded], ids[crowded] = v[:, :k], i[:, :k]
+    """Return the k highest values of x [R, V] and their ids, highest first, the lower id first on a tie.
+
+    A wide row is looked at in pieces: the k highest are all in the k pieces of highest maximum.
+    """
+    vocab = x.shape[-1]
+    if k >= vocab:
+        values, ids = x.sort(dim=-1, descending=True, stable=True)
+        return values, ids
+    piece = _PIECE if k <= _FEW else _PIECE // 4
+    values, ids, next_ = _in_pieces(x, k, piece) if vocab >= 4 * k * piece else _above(x, k)
+    crowded = next_ >= values[:, -1]  # which of equal values topk takes is not defined
+    if bool(crowded.any()):
+        v, i = x[crowded].sort(dim=-1, descending=True, stable=True)
+        values[crowded], ids[crowded] = v[:, :k], i[:, :k]
     ids, order = ids.sort(dim=-1)
     values, order = values.gather(1, order).sort(dim=-1, descending=True, stable=True)
     return values, ids.gather(1, order)
+
+
+def _above(x: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the k highest of x [R, V], their places, and the next value [R]."""
+    values, ids = x.topk(k + 1, dim=-1)
+    return values[:, :k].contiguous(), ids[:, :k].contiguous(), values[:, k]
+
+
+def _in_pieces(x: Tensor, k: int, piece: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Do what `_above` does; the next value may be said to be higher than it is."""
+    rows, vocab = x.shape
+    if vocab % piece:
+        x = torch.nn.functional.pad(x, (0, -vocab % piece), value=-torch.inf)
+    pieces = x.view(rows, -1, piece)
+    _, best, left_out = _above(pieces.amax(-1), k)
+    inside = pieces.gather(1, best[:, :, None].expand(-1, -1, piece)).flatten(1)  # [R, k * piece]
+    values, at, next_ = _above(inside, k)
+    ids = best.gather(1, at // piece) * piece + at % piece
+    return values, ids, torch.maximum(next_, left_out)
 
 
 def end_ids(rows: Seq[Sequence]) -> Tensor:

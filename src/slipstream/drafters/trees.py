@@ -7,6 +7,7 @@ chosen by score (law 4); drawn ones are not made here.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
@@ -32,7 +33,7 @@ def best_tree(rows: Seq[Sequence], pool: Pool, limits: Seq[int], seconds: Second
     """Return the tree of the `limits[b]` best nodes of each row, ties by place in the pool; on the pool's device.
 
     With `seconds` the trees are cut to the size that promises most tokens per second of the target's pass (CaDDTree,
-    2606.01813), over the whole batch: nodes of all rows enter in the order of their probability.
+    2606.01813), over the whole batch: nodes of all greedy rows enter in the order of their probability.
     """
     most = max([0, *limits])
     scores, order = pool.scores.sort(dim=1, descending=True, stable=True)
@@ -41,7 +42,9 @@ def best_tree(rows: Seq[Sequence], pool: Pool, limits: Seq[int], seconds: Second
     sizes = torch.tensor(list(limits), device=order.device)
     allowed = (at < sizes[:, None]) & (scores > -torch.inf)
     if seconds is not None:
-        allowed &= _worth(torch.where(allowed, scores.exp(), 0.0), seconds)
+        # measured times differ from run to run: a sampled row keeps its size, so that its seed fixes its text
+        timed = torch.tensor([row.params.greedy for row in rows], device=order.device)[:, None]
+        allowed &= _worth(torch.where(allowed & timed, scores.exp(), 0.0), seconds) | ~timed
     counts = allowed.sum(1)
     order = order[:, : int(counts.max()) if len(limits) else 0]
     place = torch.zeros_like(pool.tokens).scatter_(1, order, (at[: order.shape[1]] + 1).expand_as(order))
@@ -77,13 +80,16 @@ def merge(rows: Seq[Sequence], parts: Seq[tuple[list[int], Draft]], device: torc
     width = max([1, *(draft.nodes for _, draft in parts)])
     whole = widen(_written(rows, nothing, nothing, torch.zeros(len(rows), dtype=torch.int64, device=device)), width)
     laws = [draft.q for _, draft in parts if draft.q is not None]
-    q = laws[0].new_zeros((len(rows), width, laws[0].shape[2]), device=device) if laws else None
+    q = None
+    if laws:  # wide enough for all: a law must stay what was drawn from (law 3)
+        dtype = functools.reduce(torch.promote_types, (law.dtype for law in laws))
+        q = torch.zeros(len(rows), width, laws[0].shape[2], dtype=dtype, device=device)
     for which, draft in parts:
         part, at = moved(widen(draft, width), device), torch.tensor(which, device=device)
         for name in ("tokens", "parents", "length", "draw"):
             getattr(whole, name)[at] = getattr(part, name)
         if q is not None and part.q is not None:
-            q[at] = part.q
+            q[at] = part.q.to(q)
     chain = bool((whole.parents == torch.arange(-1, width - 1, device=device)).all())
     return replace(whole, q=q, chain=chain)
 

@@ -7,8 +7,10 @@ this machine lacks, `available()` is False, `reason()` says why, and nothing els
 from __future__ import annotations
 
 import importlib
+import os
 from typing import Any
 
+_PROVEN = ("amx", "avx512", "avx2")  # levels whose tests have been run on the processors they are for
 _HOME = {"Linear": "linear", "pack": "linear", "pack_gguf": "linear"}
 __all__ = [
     "Linear",
@@ -28,11 +30,13 @@ __all__ = [
 def _load() -> tuple[Any, str | None]:
     try:
         module = importlib.import_module("slipstream.kernels._native")
-        module.level()
+        level = module.level()
     except ImportError as error:
         return None, f"the extension is not there ({error}); install again with a C++ compiler present"
     except ValueError as error:  # SLIPSTREAM_KERNELS names a level that this machine lacks
         return None, str(error)
+    if level not in _PROVEN and not os.environ.get("SLIPSTREAM_KERNELS"):
+        return None, f"level {level} was never run on such a machine; SLIPSTREAM_KERNELS={level} tries it"
     return module, None
 
 

@@ -18,7 +18,7 @@ from slipstream.nets.decoder import CachedDecoder
 from slipstream.nets.families import DecoderConfig, Rope
 from slipstream.nets.kv_cache import CacheShape
 from slipstream.nets.layers import inverse_frequencies
-from slipstream.types import RequestError
+from slipstream.nets.passes import Nodes
 
 
 class Angles:
@@ -54,6 +54,33 @@ class PackedWeights:
         return self.embed.nbytes + sum(matrix.nbytes for matrix in self.matrices)
 
 
+@dataclass(frozen=True)
+class KernelPass:
+    """One forward: `counts[b]` new entries behind `starts[b]` cached ones in each slot; no trees means chains."""
+
+    cache: Any
+    slots: list[int]
+    starts: list[int]
+    counts: list[int]
+    trees: list[list[int]] | None
+
+    @property
+    def widest(self) -> int:
+        """Nodes of the longest row: the kernels take rectangles."""
+        return max(self.counts)
+
+    def places(self) -> Tensor | None:
+        """Return where the real nodes are in the rectangle; None when all are real."""
+        if min(self.counts) == self.widest:
+            return None
+        return (torch.arange(self.widest) < torch.tensor(self.counts)[:, None]).flatten().nonzero()[:, 0]
+
+    def parents(self) -> list[int]:
+        """Return the parents of the rectangle, [] for chains; padding hangs on the root."""
+        trees = self.trees or []
+        return [parent for tree in trees for parent in [*tree, *[0] * (self.widest - len(tree))]]
+
+
 class KernelNet:
     """The network without a cache: what drafters that share the target's tables read.
 
@@ -73,6 +100,29 @@ class KernelNet:
         h = self.weights.embed[tokens]
         return (h if self.embed_scale == 1 else h.float() * self.embed_scale).to(self.dtype)
 
+    def run(self, ids: Tensor, work: KernelPass, taps: Seq[int], head: bool) -> tuple[Tensor, dict[int, Tensor]]:
+        """Run all layers over ids [R], row after row -> logits [R, V] (empty without `head`) and taps [R, H]."""
+        real, rows = work.places(), len(work.counts) * work.widest
+        tokens = ids.flatten() if real is None else ids.new_zeros(rows).index_copy_(0, real, ids.flatten())
+        states = {tap: torch.empty(rows, self.config.hidden) for tap in taps}
+        logits = torch.empty(rows if head else 0, self.vocab)
+        for table in self.angles:
+            table.grow(max(work.starts) + work.widest)
+        self.native.forward(
+            work.cache,
+            tokens.tolist(),
+            work.slots,
+            work.starts,
+            work.parents(),
+            [table.addresses() for table in self.angles],
+            [(tap, out.data_ptr()) for tap, out in states.items()],
+            logits.data_ptr() if head else 0,
+        )
+        if real is not None:
+            logits = logits[real] if head else logits
+            states = {tap: out[real] for tap, out in states.items()}
+        return logits, {tap: out.to(self.dtype) for tap, out in states.items()}
+
     def logits(self, x: Tensor) -> Tensor:
         """Normed states [R, H] -> logits [R, V] in the dtype of the states."""
         states = x.float().contiguous()
@@ -91,16 +141,6 @@ def rounded_scale(config: DecoderConfig, dtype: torch.dtype) -> float:
     return 1.0 if config.embed_scale is None else float(torch.tensor(config.embed_scale).to(dtype))
 
 
-@dataclass(frozen=True)
-class KernelPass:
-    """One forward: N new entries behind `starts[b]` cached ones in each slot; no parents means chains."""
-
-    slots: list[int]
-    starts: list[int]
-    parents: list[int]  # [B * N]
-    last: int  # the highest position
-
-
 class KernelDecoder(CachedDecoder):
     """Play `CachedDecoder` on the kernels. Logits come in float32, hidden states in the network's dtype."""
 
@@ -108,39 +148,13 @@ class KernelDecoder(CachedDecoder):
         self, net: KernelNet, *, vocab: int, max_rows: int, max_len: int, max_nodes: int, kv: torch.dtype
     ) -> None:
         self.net, self.max_rows, self.max_nodes = net, max_rows, max_nodes  # type: ignore[assignment]
-        self._net = net
         self.config = replace(net.config, vocab=vocab, max_len=max_len)
         c = net.config
         shape = CacheShape(c.layers, max_rows, c.kv_heads, c.head_dim, max_len, max_nodes)
         self._cache = KernelCache(shape, kv)
         self.cache = self._cache  # type: ignore[assignment]
+        self.runner = None
         self._scored: dict[int, list[int]] = {}
 
-    def _plan(  # type: ignore[override]
-        self, slots: list[int], starts: list[int], n: int, trees: list[list[int]] | None
-    ) -> KernelPass:
-        parents = [parent for tree in trees for parent in tree] if trees else []
-        return KernelPass(slots, starts, parents, max(starts) + n - 1)
-
-    def _run(  # type: ignore[override]
-        self, ids: Tensor, work: KernelPass, taps: Seq[int], head: bool
-    ) -> tuple[Tensor, dict[int, Tensor]]:
-        net, rows, layers = self._net, ids.numel(), self.config.layers
-        for tap in taps:
-            if not -1 <= tap <= layers:
-                raise RequestError(f"tap {tap} is not one of -1..{layers}")
-        states = {tap: torch.empty(rows, self.config.hidden) for tap in taps}
-        logits = torch.empty(rows if head else 0, net.vocab)
-        for table in net.angles:
-            table.grow(work.last + 1)
-        net.native.forward(
-            self._cache.native,
-            ids.flatten().tolist(),
-            work.slots,
-            work.starts,
-            work.parents,
-            [table.addresses() for table in net.angles],
-            [(tap, out.data_ptr()) for tap, out in states.items()],
-            logits.data_ptr() if head else 0,
-        )
-        return logits, {tap: out.to(net.dtype) for tap, out in states.items()}
+    def _rows(self, nodes: Nodes) -> Any:
+        return KernelPass(self._cache.native, nodes.slots, nodes.starts, nodes.counts, nodes.trees)

@@ -26,7 +26,7 @@ def pack(weight: Tensor, bias: Tensor | None, kind: str) -> Any:
         raise ValueError(f"cannot pack a {weight.dtype} weight {tuple(weight.shape)} on {weight.device}")
     source = "bfloat16" if weight.dtype is torch.bfloat16 else "float32"
     weight = weight.detach().contiguous()
-    matrix = _matrix(kind, source, tuple(weight.shape), bias)
+    matrix = _matrix(kind, source, (weight.shape[0], weight.shape[1]), bias)
     matrix.pack(getattr(native().Source, source), weight.data_ptr(), 0, weight.shape[0])
     return matrix
 

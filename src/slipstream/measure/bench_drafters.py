@@ -6,6 +6,7 @@ only the gain does. So the table gives the tokens per round that a trained draft
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from statistics import median
@@ -49,8 +50,10 @@ def drafters(
         sizes[one.name] = {"bytes": net.nbytes, "row_bytes": net.row_bytes, "drafts": one.draft_tokens}
     runners = {name: llm_runner(each, params) for name, each in llms.items()}
     ids = list(prompts.values())
-    warm_up(runners, ids[0])
-    results = in_turn(runners, ids, repeats, tick=tick)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # random weights are accepted nowhere
+        warm_up(runners, ids[0])
+        results = in_turn(runners, ids, repeats, tick=tick)
     rows = []
     for name in runners:
         stats = [t.stats for prompt in results[name] for t in prompt]
@@ -79,14 +82,14 @@ def specimens(opened: Opened) -> Iterator[Specimen]:
         yield Specimen(f"{algorithm} tree", found, {"shape": "tree"}, max(count, 15))
 
 
-def usual(algorithm: str, opened: Opened) -> DraftConfig:
+def usual(algorithm: Any, opened: Opened) -> DraftConfig:
     """Return the record of a drafter of the usual size for a target."""
-    from slipstream.nets.draft_config import Block, Body, DraftConfig, Features, Heads, Markov, Rows, Vocab
+    from slipstream.nets.draft_config import Block, Body, DraftConfig, Features, Heads, Markov, Paths, Rows, Vocab
     from slipstream.nets.families import read_config
 
     c = read_config(learned.raw_config(opened))
     n = c.layers
-    deep = {"peagle": 4, "dflash": 5, "dspark": 5}.get(algorithm, 1)
+    deep = {"peagle": 4, "dflash": 5, "dflash2": 5, "dspark": 5}.get(algorithm, 1)
     windows, low, high = (None,) * deep, 1, n - 3
     body = Body(c.hidden, deep, c.heads, c.kv_heads, c.head_dim, c.mlp, windows)
     spread = tuple(low + round(i * (high - low) / 4) + 1 for i in range(5))
@@ -105,6 +108,9 @@ def usual(algorithm: str, opened: Opened) -> DraftConfig:
     features, full = Features(spread, c.hidden), (False,) * deep
     if algorithm == "dflash":
         return DraftConfig("dflash", "zlab", features, vocab, body, block=Block(16, 0, False, full))
+    if algorithm == "dflash2":
+        paths = Paths(2, 16, 256, 16)
+        return DraftConfig("dflash2", "zlab", features, vocab, body, block=Block(8, 0, False, full), paths=paths)
     if algorithm == "dspark":
         markov = Markov("vanilla", 256, "markov")
         return DraftConfig("dspark", "specforge", features, vocab, body, block=Block(7, 0, True, full), markov=markov)

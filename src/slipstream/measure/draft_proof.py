@@ -99,6 +99,14 @@ def _dflash(net: Any, tokens: Tensor, taps: Mapping[int, Tensor]) -> list[Tensor
     return [net.logits(net.block(tokens[:1], [0])[0])]
 
 
+def _dflash2(net: Any, tokens: Tensor, taps: Mapping[int, Tensor]) -> list[Tensor]:
+    net.context(taps, [Segment(0, 0, range(_ROWS))])
+    states = net.block(tokens[:1], [0])[0]
+    top = net.logits(states).topk(net.paths.top_k)
+    previous = tokens[torch.arange(len(states)) % _ROWS]
+    return [top.values, net.scores(net.mixed(states), previous, top.indices, top.values)]
+
+
 def _dspark(net: Any, tokens: Tensor, taps: Mapping[int, Tensor]) -> list[Tensor]:
     net.context(taps, [Segment(0, 0, range(_ROWS))])
     hidden = net.block(tokens[:1], [0])
@@ -119,6 +127,7 @@ _RUNS = {
     "eagle3": _eagle,
     "peagle": _peagle,
     "dflash": _dflash,
+    "dflash2": _dflash2,
     "dspark": _dspark,
     "medusa": _medusa,
 }

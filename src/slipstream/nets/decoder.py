@@ -8,35 +8,26 @@ follows the order of casts of the reference implementation of each family. No sa
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from slipstream.nets.attention import Sight, ancestry, attend, chain_sight, tree_sight
-from slipstream.nets.families import DecoderConfig, Rope, read_config
+from slipstream.devices import known, moved, on_host, refuse
+from slipstream.nets.batch_runner import runner_for
+from slipstream.nets.families import DecoderConfig, read_config
 from slipstream.nets.kv_cache import CacheShape, KVCache
 from slipstream.nets.layers import RopeTable, gated, rms_norm, rotate
+from slipstream.nets.passes import Nodes, Pass, Rotations, row_pass
 from slipstream.nets.weights import LayerWeights, Weights, as_dtype, load_weights, read_json
 from slipstream.types import RequestError
 
 _CHUNK = 512  # tokens of prompt per pass: bounds the mask and the activations
 
 
-@dataclass(frozen=True)
-class Pass:
-    """One forward: N new entries behind `starts[b]` cached ones in each slot, and what each may see."""
-
-    slots: list[int]
-    starts: list[int]
-    nodes: int
-    rotations: dict[Rope, tuple[Tensor, Tensor]]  # cos, sin: [B * N, 1, D]
-    sights: dict[int | None, list[Sight]]  # per window, one for each row
-
-
 class Decoder:
-    """The layers. Hidden states are [R, H] with R = B * N rows, row-major."""
+    """The layers. Hidden states are [R, H]: the entries of each batch row, one row after the other, no padding."""
 
     def __init__(self, config: DecoderConfig, weights: Weights, dtype: torch.dtype, device: torch.device) -> None:
         self.config, self.weights, self.dtype, self.device = config, weights, dtype, device
@@ -50,10 +41,30 @@ class Decoder:
         h = self.weights.embed[tokens]
         return h if self.embed_scale is None else h * self.embed_scale
 
-    def layer(self, index: int, h: Tensor, work: Pass, cache: KVCache) -> Tensor:
-        """Add one layer to the residual stream h [R, H] in place, writing its keys and values to the cache."""
+    def rotations(self, positions: Tensor, last: int) -> Rotations:
+        """Return the rotary tables at positions [R], none of which is above `last`."""
+        return {rope: table.rows(positions, last) for rope, table in self.ropes.items()}
+
+    def run(self, ids: Tensor, work: Pass, taps: Seq[int], head: bool) -> tuple[Tensor, dict[int, Tensor]]:
+        """Run all layers over ids [R] -> logits [R, V] (empty without `head`) and taps [R, H]."""
+        layers = self.config.layers
+        states: dict[int, Tensor] = {}
+        h = self.embed(ids)
+        for index in range(layers):
+            if index in taps:
+                states[index] = h.clone()
+            h = self.layer(index, h, work)
+        if layers in taps:
+            states[layers] = h
+        normed = self.norm(h) if head or -1 in taps else h
+        if -1 in taps:
+            states[-1] = normed
+        return (self.logits(normed) if head else h[:0]), states
+
+    def layer(self, index: int, h: Tensor, work: Pass) -> Tensor:
+        """Add one layer to the residual stream h [R, H] in place; the pass takes its keys and values."""
         w, eps = self.weights.layers[index], self.config.eps
-        x = self._attention(index, rms_norm(h, w.attn_in, eps), work, cache)
+        x = self._attention(index, rms_norm(h, w.attn_in, eps), work)
         h += x if w.attn_out is None else rms_norm(x, w.attn_out, eps)
         x = w.down(gated(w.gate_up(rms_norm(h, w.mlp_in, eps)), self.config.activation))
         h += x if w.mlp_out is None else rms_norm(x, w.mlp_out, eps)
@@ -68,7 +79,7 @@ class Decoder:
         logits, cap = self.weights.head(x), self.config.logit_cap
         return logits if cap is None else torch.tanh(logits / cap) * cap
 
-    def _attention(self, index: int, x: Tensor, work: Pass, cache: KVCache) -> Tensor:
+    def _attention(self, index: int, x: Tensor, work: Pass) -> Tensor:
         c, w = self.config, self.weights.layers[index]
         qkv = w.qkv(x).view(x.shape[0], c.heads + 2 * c.kv_heads, c.head_dim)
         qk, v = qkv[:, : c.heads + c.kv_heads], qkv[:, c.heads + c.kv_heads :]
@@ -77,13 +88,7 @@ class Decoder:
         rope = c.ropes[index]
         if rope is not None:
             qk = rotate(qk, *work.rotations[rope])
-        q, k, n = qk[:, : c.heads], qk[:, c.heads :], work.nodes
-        out = []
-        for b, (slot, sight) in enumerate(zip(work.slots, work.sights[c.windows[index]], strict=True)):
-            rows = slice(b * n, (b + 1) * n)
-            cache.write(index, slot, work.starts[b], k[rows], v[rows])
-            out.append(attend(q[rows], cache.read(index, slot, sight.begin, sight.end), sight, c.scale))
-        return w.out(out[0] if len(out) == 1 else torch.cat(out))
+        return w.out(work.attend(index, qk[:, : c.heads], qk[:, c.heads :], v))
 
     def _normed(self, qk: Tensor, w: LayerWeights) -> Tensor:
         heads, eps = self.config.heads, self.config.eps
@@ -104,6 +109,7 @@ class CachedDecoder:
         c = net.config
         shape = CacheShape(c.layers, max_rows, c.kv_heads, c.head_dim, max_len, max_nodes)
         self.cache = KVCache(shape, net.dtype, net.device)
+        self.runner = runner_for(net, self.cache, max_nodes)  # None: rows are run one by one
         self._scored: dict[int, list[int]] = {}  # slot -> parents of the nodes in its scratch
 
     @torch.no_grad()
@@ -115,10 +121,11 @@ class CachedDecoder:
             raise RequestError(f"{have}; {len(tokens)} more do not fit into max_len {self.config.max_len}")
         self._scored.pop(slot, None)
         felt: dict[int, list[Tensor]] = {tap: [] for tap in taps}
+        self._check_taps(taps)
         for at in range(0, len(tokens), _CHUNK):
-            ids = self._ids(torch.tensor([tokens[at : at + _CHUNK]]))
-            work = self._plan([slot], [start + at], ids.shape[1], None)
-            _, states = self._run(ids, work, taps, head=False)
+            ids = self._ids(torch.tensor(tokens[at : at + _CHUNK]))
+            nodes = Nodes([slot], [start + at], [len(ids)])
+            _, states = self.net.run(moved(ids, self.net.device), self._rows(nodes), taps, head=False)
             for tap in taps:
                 felt[tap].append(states[tap])
         self.cache.lengths[slot] = start + len(tokens)
@@ -127,12 +134,18 @@ class CachedDecoder:
 
     @torch.no_grad()
     def nodes(
-        self, slots: Seq[int], tokens: Tensor, parents: Tensor | None = None, taps: Seq[int] = ()
+        self,
+        slots: Seq[int],
+        tokens: Tensor,
+        parents: Tensor | None = None,
+        taps: Seq[int] = (),
+        counts: Seq[int] | None = None,
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """Score tokens [B, N] behind each slot; node i sits at position length + depth(i). Commits nothing.
 
-        `parents` [B, N] (node 0: -1, others earlier than their child); None is a chain. Returns logits [B, N, V] in the
-        network's dtype and {tap: [B, N, H]}.
+        `parents` [B, N] (node 0: -1, others earlier than their child); None is a chain. Row b has `counts[b]` nodes
+        (None: N); the rest is padding, which is neither read nor computed. Returns logits [B, N, V] in the network's
+        dtype and {tap: [B, N, H]}, zeros at padding.
         """
         rows, n = tokens.shape
         starts = [self._start(slot) for slot in slots]
@@ -140,14 +153,19 @@ class CachedDecoder:
             raise RequestError(f"{rows} rows of tokens for slots {list(slots)}; one distinct slot per row is needed")
         if not 1 <= n <= self.max_nodes:
             raise RequestError(f"{n} nodes in one pass; this decoder was made for 1 to {self.max_nodes} (max_nodes)")
-        ids = self._ids(tokens)
-        trees = None if parents is None else [_checked(row) for row in parents.tolist()]
+        self._check_taps(taps)
+        lengths = _counts(rows, n, counts)
+        ids = self._ids(tokens, lengths)
+        trees = None
+        if parents is not None:
+            trees = [_checked(p[:m]) for p, m in zip(on_host(parents).tolist(), lengths, strict=True)]
         for slot in slots:
             self._scored.pop(slot, None)
-        work = self._plan(list(slots), starts, n, trees)
-        logits, states = self._run(ids, work, taps, head=True)
-        self._scored.update({s: trees[b] if trees else list(range(-1, n - 1)) for b, s in enumerate(slots)})
-        return logits.view(rows, n, -1), {tap: x.view(rows, n, -1) for tap, x in states.items()}
+        work = Nodes(list(slots), starts, lengths, trees)
+        scored = self._one_by_one(work, ids, taps) if self.runner is None else self.runner(work, ids, taps)
+        for b, slot in enumerate(slots):
+            self._scored[slot] = trees[b] if trees else list(range(-1, lengths[b] - 1))
+        return scored
 
     def keep(self, slots: Seq[int], paths: Seq[list[int]]) -> None:
         """Commit node 0 and the nodes of each path, in order, from the last `nodes` of those slots."""
@@ -180,12 +198,21 @@ class CachedDecoder:
             raise RequestError(f"slot {slot} is not one of 0..{self.max_rows - 1} (max_rows)")
         return self.cache.lengths[slot]
 
-    def _ids(self, tokens: Tensor) -> Tensor:
+    def _ids(self, tokens: Tensor, counts: Seq[int] | None = None) -> Tensor:
         """Check ids before the lookup: on a GPU a wrong one would take the whole process down."""
-        low, high = int(tokens.min()), int(tokens.max())
-        if low < 0 or high >= self.net.config.vocab:
-            raise RequestError(f"token id {low if low < 0 else high} is not one of 0..{self.net.config.vocab - 1}")
-        return tokens.to(self.net.device)
+        vocab = self.net.config.vocab
+        seen = on_host(tokens) if known(tokens) else tokens
+        wrong = (seen < 0) | (seen >= vocab)
+        if counts is not None and min(counts, default=0) < tokens.shape[1]:
+            n = torch.arange(tokens.shape[1])
+            wrong = wrong & moved(n < torch.tensor(counts)[:, None], wrong.device)
+        refuse(wrong, lambda: RequestError(f"token id {int(seen[wrong][0])} is not one of 0..{vocab - 1}"))
+        return tokens
+
+    def _check_taps(self, taps: Seq[int]) -> None:
+        for tap in taps:
+            if not -1 <= tap <= self.config.layers:
+                raise RequestError(f"tap {tap} is not one of -1..{self.config.layers}")
 
     def _path(self, slot: int, path: list[int]) -> list[int]:
         parents = self._scored.get(slot)
@@ -199,47 +226,44 @@ class CachedDecoder:
             raise RequestError(f"slot {slot}: keeping {length} tokens would pass max_len {self.config.max_len}")
         return path
 
-    def _plan(self, slots: list[int], starts: list[int], n: int, trees: list[list[int]] | None) -> Pass:
-        """Work out positions and masks once, for all layers."""
-        net, c = self.net, self.net.config
-        grown = None if trees is None else [ancestry(parents) for parents in trees]
-        depths = [list(range(n))] * len(slots) if grown is None else [g[0] for g in grown]
-        at = [start + depth for start, row in zip(starts, depths, strict=True) for depth in row]
-        positions, last = torch.tensor(at, device=net.device), max(at)
-        rotations = {rope: table.rows(positions, last) for rope, table in net.ropes.items()}
-        groups, like = c.heads // c.kv_heads, net.weights.embed
-        sights: dict[int | None, list[Sight]] = {}
-        for window in set(c.windows):
-            if grown is None:
-                sights[window] = [chain_sight(start, n, window, groups, like) for start in starts]
-            else:
-                sights[window] = [tree_sight(s, g, window, groups, like) for s, g in zip(starts, grown, strict=True)]
-        return Pass(slots, starts, n, rotations, sights)
+    def _rows(self, nodes: Nodes) -> Pass:
+        net = self.net
+        return row_pass(net.config, self.cache, nodes, net.rotations, net.weights.embed)
 
-    def _run(self, ids: Tensor, work: Pass, taps: Seq[int], head: bool) -> tuple[Tensor, dict[int, Tensor]]:
-        """Run all layers over ids [B, N] -> logits [B * N, V] (empty without `head`) and taps [B * N, H]."""
-        net, layers = self.net, self.config.layers
-        for tap in taps:
-            if not -1 <= tap <= layers:
-                raise RequestError(f"tap {tap} is not one of -1..{layers}")
-        states: dict[int, Tensor] = {}
-        h = net.embed(ids.flatten())
-        for index in range(layers):
-            if index in taps:
-                states[index] = h.clone()
-            h = net.layer(index, h, work, self.cache)
-        if layers in taps:
-            states[layers] = h
-        normed = net.norm(h) if head or -1 in taps else h
-        if -1 in taps:
-            states[-1] = normed
-        return (net.logits(normed) if head else h[:0]), states
+    def _one_by_one(self, nodes: Nodes, tokens: Tensor, taps: Seq[int]) -> tuple[Tensor, dict[int, Tensor]]:
+        """Score the nodes there are, without padding; pad what comes out."""
+        rows, n = tokens.shape
+        real = _places(n, nodes.counts)
+        ids = tokens.flatten() if real is None else tokens.flatten()[moved(real, tokens.device)]
+        logits, states = self.net.run(ids.to(self.net.device), self._rows(nodes), taps, head=True)
+        return _padded(logits, rows, n, real), {tap: _padded(x, rows, n, real) for tap, x in states.items()}
 
 
 def _checked(parents: list[int]) -> list[int]:
     if parents[0] != -1 or any(not 0 <= parent < i for i, parent in enumerate(parents[1:], start=1)):
         raise RequestError(f"parents {parents} are not a tree: -1 first, then an earlier node for each")
     return parents
+
+
+def _counts(rows: int, n: int, counts: Seq[int] | None) -> list[int]:
+    lengths = [n] * rows if counts is None else list(counts)
+    if len(lengths) != rows or not all(1 <= m <= n for m in lengths):
+        raise RequestError(f"counts {lengths} for {rows} rows of {n} nodes; each row has 1 to {n}")
+    return lengths
+
+
+def _places(n: int, counts: list[int]) -> Tensor | None:
+    """Return which of the rows * n places hold a node; None for all of them."""
+    if min(counts, default=n) == n:
+        return None
+    return (torch.arange(n) < torch.tensor(counts)[:, None]).flatten().nonzero()[:, 0]
+
+
+def _padded(x: Tensor, rows: int, n: int, real: Tensor | None) -> Tensor:
+    """Put x [R, W] at its places -> [B, N, W], zeros elsewhere."""
+    if real is not None:
+        x = x.new_zeros(rows * n, x.shape[1]).index_copy_(0, moved(real, x.device), x)
+    return x.view(rows, n, -1)
 
 
 def load_decoder(

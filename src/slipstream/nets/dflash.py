@@ -8,18 +8,23 @@ block never is: it lives in the scratch behind it. What a slot predicts and what
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
+from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from slipstream.nets.draft_config import Block, Body, DraftConfig, Tables
 from slipstream.nets.draft_layers import Cast, DraftLayers, Plan, Segment
-from slipstream.nets.layers import Map, rms_norm
+from slipstream.nets.draft_tables import DraftTables
+from slipstream.nets.fusing import Fusing
+from slipstream.nets.layers import rms_norm
 from slipstream.types import RequestError
 
 _Kind = tuple[int | None, bool]  # window, causal inside the block
+Sublayer = Literal["attention", "mlp"]
 
 
 class DFlashNet:
@@ -35,37 +40,22 @@ class DFlashNet:
         max_len: int,
         max_nodes: int,
     ) -> None:
-        self.config, self.tables = config, tables
+        self.config, self.device = config, tables.device
         self.body, self.shape = _checked(config, tensors, tables)
+        self.vocab_map = tensors.get("vocab_map")  # [Vd] target ids, None: ids are the target's
         cast = Cast(tensors, tables.dtype, tables.device)
         scratch = max(max_nodes, self.shape.size)
         self.layers = DraftLayers(self.body, cast, max_rows=max_rows, max_len=max_len, scratch=scratch)
-        self.fc: Map = cast.map("fc")
-        self.tap_norms = [cast.get(f"fc_norm.{i}.weight") for i in range(len(config.features.taps))]
-        self.input_norm, self.hidden_norm = cast.get("input_norm.weight"), cast("hidden_norm.weight")
+        self.tables = DraftTables(config, cast, tables)
+        self.fusing = Fusing(config, cast, behind="hidden_norm.weight")
         self.norm = cast("norm.weight")
-        self.embeds = cast("embed.weight") if config.vocab.own_embed else None
-        self.head = cast.map("head", last=True) if config.vocab.own_head else None
-        self.vocab_map = tensors.get("vocab_map")  # [Vd] target ids, None: ids are the target's
-        self.rows_of_head = _head_rows(config, self.vocab_map, tables)
-        self._attn_in = [cast(f"layers.{i}.input_layernorm.weight") for i in range(self.body.layers)]
         self._kinds = list(zip(self.body.windows, self.shape.causal, strict=True))
-
-    def fuse(self, taps: Mapping[int, Tensor]) -> Tensor:
-        """Make one context row of the features of each token: {tap: [R, Ht]} -> [R, H]."""
-        eps, kind = self.body.eps, self.tables
-        parts = [taps[tap].to(kind.device, kind.dtype) for tap in self.config.features.taps]
-        parts = [x if w is None else rms_norm(x, w, eps) for x, w in zip(parts, self.tap_norms, strict=True)]
-        x = torch.cat(parts, dim=-1)
-        if self.input_norm is not None:
-            x = rms_norm(x, self.input_norm, eps)
-        return rms_norm(self.fc(x), self.hidden_norm, eps)
 
     @torch.no_grad()
     def context(self, taps: Mapping[int, Tensor], segments: Seq[Segment]) -> None:
         """Commit the features {tap: [R, Ht]} of the segments' tokens: R rows, segment after segment."""
         plan = self.layers.plan(segments, sights=False)
-        x = self.fuse(taps)
+        x = self.fusing(taps)
         for index in range(self.body.layers):
             self.layers.write(index, x, plan)
         for s in segments:
@@ -81,33 +71,34 @@ class DFlashNet:
         size = self.shape.size if size is None else size
         if not 1 <= size <= self.shape.size:
             raise RequestError(f"a block of {size} slots; this drafter was trained on 1 to {self.shape.size}")
-        tokens = torch.full((len(slots), size), self.shape.mask_token, device=self.tables.device)
-        tokens[:, 0] = anchors.to(self.tables.device)
+        tokens = torch.full((len(slots), size), self.shape.mask_token, device=self.layers.device)
+        tokens[:, 0] = anchors.to(self.layers.device)
         h = self.embed(tokens.flatten())
         plans = {kind: self._plan(slots, size, kind) for kind in set(self._kinds)}
         for index, kind in enumerate(self._kinds):
-            x = rms_norm(h, self._attn_in[index], self.body.eps)
-            h = h + self.layers.attention(index, x, plans[kind])
-            h = h + self.layers.mlp(index, h)
+            x = self.layers.attn_norm(index, h)
+            h = h + self.around("attention", index, x, size, partial(self.layers.attention, index, plan=plans[kind]))
+            x = self.layers.mlp_norm(index, h)
+            h = h + self.around("mlp", index, x, size, partial(self.layers.bare_mlp, index))
         return rms_norm(h, self.norm, self.body.eps).view(len(slots), size, -1)
+
+    def around(self, which: Sublayer, index: int, x: Tensor, size: int, run: Callable[[Tensor], Tensor]) -> Tensor:
+        """Run a sublayer of a layer over its normed input: rows [B * S, H], a block's S = `size` slots together."""
+        return run(x)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Ids [R] -> [R, H], from the drafter's own table or the target's."""
-        return self.tables.embed(tokens) if self.embeds is None else self.embeds[tokens]
+        return self.tables.embed(tokens)
 
     @torch.no_grad()
     def logits(self, states: Tensor) -> Tensor:
         """States after the final norm [R, H] -> logits [R, Vd]."""
-        if self.head is not None:
-            return self.head(states)
-        logits = self.tables.head(states)
-        return logits if self.rows_of_head is None else logits[:, self.rows_of_head]
+        return self.tables.head(states)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the weights, the target's tables not counted."""
-        own = (self.hidden_norm, self.norm, self.input_norm, self.embeds, self.head, *self.tap_norms)
-        return self.layers.nbytes + self.fc.nbytes + sum(part.nbytes for part in own if part is not None)
+        return self.layers.nbytes + self.tables.nbytes + self.fusing.nbytes + self.norm.nbytes
 
     @property
     def row_bytes(self) -> int:
@@ -150,11 +141,3 @@ def _checked(config: DraftConfig, tensors: Mapping[str, Tensor], tables: Tables)
         if not 0 <= token < ids:
             raise RequestError(f"{what} {token} has no row in the embedding of {ids} rows that the drafter reads")
     return body, block
-
-
-def _head_rows(config: DraftConfig, vocab_map: Tensor | None, tables: Tables) -> Tensor | None:
-    """Rows of the target's head that a reduced vocabulary without a head of its own uses."""
-    if config.vocab.own_head or vocab_map is None:
-        return None
-    # ids the target has no logits for stand in the last row: they are never proposed
-    return vocab_map.to(tables.device).clamp(max=tables.vocab - 1)

@@ -10,6 +10,8 @@ Canonical tensor names (a layout's own names never leave `checkpoints`):
   .{input_layernorm,hidden_norm,post_attention_layernorm}.weight [H], .mlp.{gate,up,down}_proj.weight;
   markov.w1.weight [V, r], markov.w2.weight [Vd, r], markov.gate.{weight,bias}, markov.joint.{weight,bias};
   confidence.weight [1, H (+ r)], confidence.bias [1];
+  layers.{i}.{attention,mlp}_conv.base [2, T, H], .dynamic.weight [2 * T * H / G, H] (side, tap, channel or group);
+  paths.before.weight [V, r], paths.after.weight [V, r], paths.mix.weight [r, H] (DFlash 2);
   heads.{i}.blocks.{j}.{weight,bias}, heads.{i}.head.weight [V, H] (Medusa).
 """
 
@@ -24,7 +26,7 @@ from torch import Tensor
 
 from slipstream.nets.families import Rope
 
-Algorithm = Literal["eagle", "eagle3", "peagle", "dflash", "dspark", "medusa"]
+Algorithm = Literal["eagle", "eagle3", "peagle", "dflash", "dflash2", "dspark", "medusa"]
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,24 @@ class Markov:
 
 
 @dataclass(frozen=True)
+class Paths:
+    """DFlash 2: convolutions along a block's slots, and the choice of a path through each slot's likeliest tokens.
+
+    A convolution reads `taps` slots, its own included, with one coefficient for `group` channels. A path goes through
+    the `top_k` highest logits of each slot by scores of rank `rank`. Embeddings are those the target has stored times
+    `embed_scale`; logits those of its head, before any cap, times `logit_scale` and then capped at `logit_cap`.
+    """
+
+    taps: int
+    group: int
+    rank: int
+    top_k: int
+    embed_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_cap: float | None = None
+
+
+@dataclass(frozen=True)
 class Heads:
     """Medusa's heads: `count` of them, `blocks` residual blocks each; `own` False: the target's head is shared."""
 
@@ -155,8 +175,9 @@ class DraftConfig:
     vocab: Vocab
     body: Body | None = None  # Medusa has none
     rows: Rows = field(default_factory=Rows)  # EAGLE family
-    block: Block | None = None  # dflash, dspark; peagle uses only its mask_token
+    block: Block | None = None  # dflash, dflash2, dspark; peagle uses only its mask_token
     markov: Markov = field(default_factory=Markov)  # dspark
+    paths: Paths | None = None  # dflash2
     heads: Heads | None = None  # Medusa
     claims: Claims = field(default_factory=Claims)
 
@@ -175,7 +196,8 @@ class Tables:
     """The target's embedding and head, for drafters that share them.
 
     `embed` maps ids [R] -> [R, Ht] as fed to the target's first layer (any scale applied), for ids below `rows`.
-    `head` maps normed states [R, Ht] -> logits [R, V], V = `vocab` real ids, any cap applied.
+    `head` maps normed states [R, Ht] -> logits [R, V], V = `vocab` real ids, any cap applied. `bare_embed` and
+    `bare_head` are the same without scale and cap; None where there are none.
     """
 
     embed: Callable[[Tensor], Tensor]
@@ -185,3 +207,5 @@ class Tables:
     hidden: int
     dtype: torch.dtype
     device: torch.device
+    bare_embed: Callable[[Tensor], Tensor] | None = None
+    bare_head: Callable[[Tensor], Tensor] | None = None

@@ -161,10 +161,23 @@ class DraftLayers:
             self.cache.write(index, s.slot, s.at, k[at : at + s.rows], v[at : at + s.rows])
             at += s.rows
 
+    def attn_norm(self, index: int, x: Tensor) -> Tensor:
+        """The norm before a layer's attention, where it has one: [R, H] -> [R, H]."""
+        weight = self.layers[index].attn_in
+        return x if weight is None else rms_norm(x, weight, self.body.eps)
+
     def mlp(self, index: int, x: Tensor) -> Tensor:
         """The gated MLP of a layer, with its norm: [R, H] -> [R, H], without the residual."""
+        return self.bare_mlp(index, self.mlp_norm(index, x))
+
+    def mlp_norm(self, index: int, x: Tensor) -> Tensor:
+        """The norm before a layer's MLP: [R, H] -> [R, H]."""
+        return rms_norm(x, self.layers[index].mlp_in, self.body.eps)
+
+    def bare_mlp(self, index: int, x: Tensor) -> Tensor:
+        """The gated MLP of a layer over normed rows: [R, H] -> [R, H]."""
         w = self.layers[index]
-        return w.down(gated(w.gate_up(rms_norm(x, w.mlp_in, self.body.eps)), self.body.activation))
+        return w.down(gated(w.gate_up(x), self.body.activation))
 
     def length(self, slot: int) -> int:
         """Return the committed places of a slot."""

@@ -15,7 +15,6 @@ from torch import Tensor
 from slipstream.nets.draft_config import DraftConfig, Tables
 from slipstream.nets.draft_layers import Cast, DraftLayers, Plan, Segment
 from slipstream.nets.draft_tables import DraftTables
-from slipstream.nets.layers import rms_norm
 from slipstream.types import RequestError
 
 
@@ -36,7 +35,7 @@ class EagleNet:
             raise RequestError(f"a drafter of kind {config.algorithm} needs transformer layers; the file names none")
         cast = Cast(tensors, tables.dtype, tables.device)
         self.config, self.body, self.max_len, self.max_nodes = config, config.body, max_len, max_nodes
-        self.vocab_map = tensors.get("vocab_map")
+        self.vocab_map, self.device = tensors.get("vocab_map"), tables.device
         self.tables = DraftTables(config, cast, tables)
         self.layers = DraftLayers(
             config.body, cast, max_rows=max_rows, max_len=max_len, scratch=max_nodes, offset=config.rows.offset
@@ -77,8 +76,6 @@ class EagleNet:
 
 
 def plain_layer(layers: DraftLayers, index: int, h: Tensor, plan: Plan) -> Tensor:
-    """Run rows h [R, H] through one layer; without a norm in front of it, attention reads them as they are."""
-    weights = layers.layers[index]
-    norm = weights.hidden_norm if weights.attn_in is None else weights.attn_in
-    h = h + layers.attention(index, h if norm is None else rms_norm(h, norm, layers.body.eps), plan)
+    """Run rows h [R, H] through one layer."""
+    h = h + layers.attention(index, layers.attn_norm(index, h), plan)
     return h + layers.mlp(index, h)

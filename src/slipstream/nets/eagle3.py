@@ -15,6 +15,7 @@ from torch import Tensor
 
 from slipstream.nets.draft_layers import Cast, Plan, Segment
 from slipstream.nets.eagle import EagleNet, plain_layer
+from slipstream.nets.fusing import Fusing
 from slipstream.nets.layers import rms_norm
 from slipstream.types import RequestError
 
@@ -23,18 +24,13 @@ class Eagle3Net(EagleNet):
     """The network, with every variant of the record: norms before `fc`, residual, feedback, extra layers."""
 
     def _load(self, cast: Cast) -> None:
-        features = self.config.features
         self.norm = cast.get("norm.weight")
-        self.fc_whole = cast("input_norm.weight") if features.norm == "whole" else None
-        taps = range(len(features.taps))
-        self.fc_each = [cast(f"fc_norm.{c}.weight") for c in taps] if features.norm == "each" else []
-        self._fc = cast.map("fc") if features.fused else None
+        self.fusing = Fusing(self.config, cast)
 
     @torch.no_grad()
     def fuse(self, taps: Mapping[int, Tensor]) -> Tensor:
         """{tap: [R, Ht]} -> features [R, H]."""
-        parts = [taps[tap].to(self.layers.device, self.layers.dtype) for tap in self.config.features.taps]
-        return self._fuse(parts)
+        return self.fusing(taps)
 
     @torch.no_grad()
     def step(self, tokens: Tensor, features: Tensor, segments: Seq[Segment]) -> Tensor:
@@ -54,18 +50,8 @@ class Eagle3Net(EagleNet):
     @property
     def nbytes(self) -> int:
         """Bytes of the weights, the target's tables not counted."""
-        norms = [self.norm, self.fc_whole, *self.fc_each]
-        maps = [self._fc, self.layers, self.tables]
-        return sum(part.nbytes for part in [*norms, *maps] if part is not None)
-
-    def _fuse(self, parts: Seq[Tensor]) -> Tensor:
-        eps = self.body.eps
-        if self.fc_each:
-            parts = [rms_norm(part, weight, eps) for part, weight in zip(parts, self.fc_each, strict=True)]
-        x = parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=-1)
-        if self.fc_whole is not None:
-            x = rms_norm(x, self.fc_whole, eps)
-        return x if self._fc is None else self._fc(x)
+        own = 0 if self.norm is None else self.norm.nbytes
+        return own + self.fusing.nbytes + self.layers.nbytes + self.tables.nbytes
 
     def _first(self, embedded: Tensor, features: Tensor, plan: Plan) -> Tensor:
         layers, eps = self.layers, self.body.eps
@@ -94,4 +80,4 @@ class PEagleNet(Eagle3Net):
             )
         with torch.no_grad():
             parts = cast("mask_hidden").view(1, -1).split(self.config.features.width, dim=-1)
-            self.mask_feature = self._fuse(parts)[0]
+            self.mask_feature = self.fusing.join(parts)[0]

@@ -1,7 +1,8 @@
 """A static key/value cache: one slot per row, committed tokens first, scratch for a draft behind them.
 
 What lies behind a slot's length is uncommitted: `keep` moves an accepted path into place and advances the length.
-Readers ask for an explicit range, so stale entries (even NaN) cannot reach an output. No attention here.
+Readers ask for an explicit range, or name each place (`gather`): what is not to be seen is read from a place that is
+always zero, so stale entries (even NaN) cannot reach an output. No attention here.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from slipstream.devices import moved
 from slipstream.types import RequestError, WorkError
 
+_SPARE = 2  # places behind the scratch: one always zero, one for what is written and never read
 _BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
@@ -39,15 +42,18 @@ class KVCache:
 
     def __init__(self, shape: CacheShape, dtype: torch.dtype, device: torch.device) -> None:
         self.shape = shape
-        size = (shape.layers, shape.rows, shape.kv_heads, shape.max_len + shape.scratch, shape.head_dim)
+        places = shape.max_len + shape.scratch
+        self.zero, self.waste = places, places + 1
+        size = (shape.layers, shape.rows, shape.kv_heads, places + _SPARE, shape.head_dim)
         try:
-            self.keys, self.values = _buffer(size, dtype, device), _buffer(size, dtype, device)
+            self._keys, self._values = _buffer(size, dtype, device), _buffer(size, dtype, device)
         except (MemoryError, torch.OutOfMemoryError):
             need = 2 * math.prod(size) * dtype.itemsize / 2**30
             tokens = f"{shape.rows} rows of {shape.max_len + shape.scratch} tokens"
             raise WorkError(
                 f"a cache of {need:.1f} GiB ({tokens}) does not fit; use a smaller max_len or fewer rows"
             ) from None
+        self.keys, self.values = self._keys[..., :places, :], self._values[..., :places, :]
         self.lengths = [0] * shape.rows
         # views are made once: at one row per pass, indexing would cost as much as the copy
         self._k = [[self.keys[i, s] for s in range(shape.rows)] for i in range(shape.layers)]
@@ -63,11 +69,21 @@ class KVCache:
         """Return keys and values [KV, end - begin, D] of a slot, without copying."""
         return self._k[layer][slot][:, begin:end], self._v[layer][slot][:, begin:end]
 
+    def scatter(self, layer: int, at: tuple[Tensor, Tensor], k: Tensor, v: Tensor) -> None:
+        """Write k, v [B, N, KV, D] at slots [B, 1] and places [B, N] in one go; `waste` takes what nobody reads."""
+        self._keys[layer].transpose(1, 2).index_put_(at, k)
+        self._values[layer].transpose(1, 2).index_put_(at, v)
+
+    def gather(self, layer: int, at: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Copy the keys and values [B, KV, T, D] at slots [B, 1] and places [B, T]; `zero` reads as zeros."""
+        keys, values = self._keys[layer].transpose(1, 2)[at], self._values[layer].transpose(1, 2)[at]
+        return keys.transpose(1, 2), values.transpose(1, 2)
+
     def keep(self, slot: int, path: list[int]) -> None:
         """Commit the root and the nodes of `path`, in order, of the nodes written at this slot's length."""
         start = self.lengths[slot]
         if path != list(range(1, len(path) + 1)):
-            source = torch.tensor(path, device=self.keys.device) + start
+            source = moved(torch.tensor(path) + start, self.keys.device)
             end = start + 1 + len(path)
             for buffer in (self.keys, self.values):
                 buffer[:, slot, :, start + 1 : end] = buffer[:, slot].index_select(2, source)

@@ -124,6 +124,11 @@ class RopeTable:
             self._grow(2 * last)
         return self.cos[positions], self.sin[positions]
 
+    def reserve(self, size: int) -> None:
+        """Make room for `size` positions: up to there the table keeps its storage."""
+        if size > self.cos.shape[0]:
+            self._grow(size)
+
     def _grow(self, size: int) -> None:
         angles = torch.arange(size, dtype=torch.float32)[:, None] * self.inv
         cos, sin = angles.cos() * self.factor, angles.sin() * self.factor

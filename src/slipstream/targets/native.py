@@ -1,7 +1,7 @@
 """The target on our own decoder: static cache, tree drafts, taps, several rows.
 
-In: slots and drafts. Out: scores after every node. Padding of a draft is replaced by harmless nodes here, so whatever a
-drafter left there changes nothing. Knows no drafter and no rule.
+In: slots and drafts. Out: scores after every node. Padding of a draft is never read and costs nothing: a pass is as
+long as the drafts of its rows together. Knows no drafter and no rule.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 
-import torch
 from torch import Tensor
 
 from slipstream.nets.decoder import CachedDecoder
@@ -37,14 +36,9 @@ class NativeTarget:
         return self.decoder.extend(slot, tokens, self.taps)
 
     def score(self, slots: list[int], draft: Draft) -> Scores:
-        """Run one forward over all nodes of a draft; commit nothing."""
-        tokens, parents = draft.tokens, None if draft.chain else draft.parents
-        width = draft.nodes
-        if int(draft.length.min()) < width:
-            padding = torch.arange(width, device=tokens.device) >= draft.length[:, None]
-            tokens = tokens.masked_fill(padding, 0)
-            parents = None if parents is None else parents.masked_fill(padding, 0)
-        logits, taps = self.decoder.nodes(slots, tokens, parents, self.taps)
+        """Run one forward over all nodes of a draft, commit nothing; rows beyond a draft's `length` are zeros."""
+        parents = None if draft.chain else draft.parents
+        logits, taps = self.decoder.nodes(slots, draft.tokens, parents, self.taps, draft.length.tolist())
         return Scores(logits, taps)
 
     def commit(self, slots: list[int], paths: list[list[int]]) -> None:

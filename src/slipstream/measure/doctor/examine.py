@@ -91,6 +91,8 @@ class Bench:
 
     def measure(self, reading: Reading, tried: int, base: Array | None = None) -> Finding | None:
         """Return what a reading does, or None if the drafter cannot be built or fed that way."""
+        if not set(reading.checkpoint.config.features.taps) <= set(self.texts[0].taps):
+            return None
         try:
             lengths = accepted(reading.checkpoint, self.tables, self.texts, self.depth)
         except RequestError:
@@ -141,7 +143,8 @@ def examine(
     if has_chat:
         findings += _without_template(llm, found, prompts, bench, tokens)
     findings.sort(key=lambda f: (-f.mean, not f.reading.own))
-    return Diagnosis(found, depth, len(texts), int((findings[0].lengths >= 0).sum()), findings, winner, has_chat)
+    places = next(int((f.lengths >= 0).sum()) for f in findings if f.reading.own)
+    return Diagnosis(found, depth, len(texts), places, findings, winner, has_chat)
 
 
 def facts_for(llm: LLM) -> Facts:

@@ -109,7 +109,7 @@ def _last_tap(found: DraftCheckpoint, facts: Facts) -> Iterator[Reading]:
 
 def _anchor(found: DraftCheckpoint, facts: Facts) -> Iterator[Reading]:
     block = found.config.block
-    if found.config.algorithm in ("dflash", "dspark") and block is not None:
+    if found.config.algorithm in ("dflash", "dflash2", "dspark") and block is not None:
         flipped = replace(block, anchor_predicts=not block.anchor_predicts)
         name = "the anchor's slot predicts" if flipped.anchor_predicts else "the anchor's slot predicts nothing"
         if flipped.drafts > 0:
@@ -119,7 +119,7 @@ def _anchor(found: DraftCheckpoint, facts: Facts) -> Iterator[Reading]:
 def _block_size(found: DraftCheckpoint, facts: Facts) -> Iterator[Reading]:
     """Sizes that count the anchor, or do not."""
     block = found.config.block
-    if found.config.algorithm in ("dflash", "dspark") and block is not None:
+    if found.config.algorithm in ("dflash", "dflash2", "dspark") and block is not None:
         for size in (block.size + 1, block.size - 1):
             other = replace(block, size=size)
             if other.drafts > 0:

@@ -27,7 +27,8 @@ def verdict(found: Diagnosis) -> list[str]:
     """Return the conclusion in one line or a few."""
     out = []
     if found.winner is None:
-        out.append("the file's own reading stands: no other one beats it by a clear margin")
+        stands = "no reading can be told from another" if found.poor else "the file's own reading stands"
+        out.append(f"{stands}: none beats the file's own by a clear margin")
     else:
         w = found.winner
         own, better = found.own.mean, w.mean

@@ -11,6 +11,8 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from slipstream.types import RequestError, SamplingParams
 
 if TYPE_CHECKING:
@@ -40,11 +42,6 @@ def write(llm: LLM, prompts: Seq[Any], tokens: int, taps: Seq[int], *, chat: boo
 
     A prompt too long for the context loses its beginning. Raises `RequestError` if nothing was written.
     """
-    if llm.opened.kind != "native":
-        raise RequestError(
-            f"doctor reads the layers of this project's own decoder, and {llm.model!r} runs as {llm.opened.kind!r}; "
-            "use --target native and a model it knows"
-        )
     room = llm.max_model_len - tokens
     if room < 1:
         raise RequestError(f"tokens={tokens} leaves no room for a prompt in a context of {llm.max_model_len}")
@@ -63,9 +60,12 @@ def _plain(llm: LLM, prompt: Any) -> list[int]:
 def _felt(llm: LLM, prompt: list[int], answer: list[int], taps: Seq[int]) -> Text:
     """Run the target once over a whole text on an idle slot."""
     ids, target = prompt + answer, llm.engine.target
-    with llm.opened.lock:
+    with llm.opened.lock, torch.inference_mode():
+        before = target.taps  # type: ignore[attr-defined]
         try:
-            felt = target.decoder.extend(0, ids[:-1], tuple(taps))  # type: ignore[attr-defined]
+            target.taps = tuple(taps)  # type: ignore[attr-defined]
+            felt = target.prefill(0, ids[:-1])
         finally:
             target.release(0)
+            target.taps = before  # type: ignore[attr-defined]
     return Text(ids, len(prompt), felt)

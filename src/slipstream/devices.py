@@ -1,0 +1,142 @@
+"""Host and accelerator: moving without waiting, what the host knows already, and refusals that can wait.
+
+Reading a value from an accelerator makes the host wait for everything queued there. A round does so once, at its end:
+what the host made and sent over it still knows (`moved`, `on_host`), a shortcut that would have to ask is not taken
+(`maybe`, `certainly`), and a check that would have to ask is noted and read with the verdict (`refuse`, `Faults`).
+On a CPU all of this is the plain thing. No arithmetic here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_KNOWN = "_on_host"
+
+
+def moved(x: Tensor, device: torch.device | str) -> Tensor:
+    """Send x, a tensor of the host, to `device` without waiting for what is queued there.
+
+    The host keeps knowing its values: neither x nor the copy may be written to afterwards.
+    """
+    device = torch.device(device)
+    if device.type == "cpu":
+        return x
+    out = _pinned(x, device).to(device, non_blocking=True)
+    setattr(out, _KNOWN, x)
+    return out
+
+
+def fill(out: Tensor, x: Tensor) -> None:
+    """Copy x, a tensor of the host, into `out` without waiting."""
+    out.copy_(_pinned(x, out.device), non_blocking=True)
+
+
+def _pinned(x: Tensor, device: torch.device) -> Tensor:
+    # a copy from pageable memory would wait for the whole queue
+    return x.pin_memory() if device.type == "cuda" and torch.cuda.is_available() else x
+
+
+def on_host(x: Tensor) -> Tensor:
+    """Return x on the CPU: at once if it was `moved` from there, else by waiting for it, once."""
+    if x.device.type == "cpu":
+        return x
+    known: Tensor | None = getattr(x, _KNOWN, None)
+    if known is None:
+        known = x.cpu()
+        setattr(x, _KNOWN, known)
+    return known
+
+
+def known(x: Tensor) -> bool:
+    """Say whether the host knows the values of x, so that `on_host` does not wait."""
+    return x.device.type == "cpu" or hasattr(x, _KNOWN)
+
+
+def maybe(mask: Tensor) -> bool:
+    """Say whether any element is true; an accelerator is not asked: there it may always be so."""
+    return bool(on_host(mask).any()) if known(mask) else True
+
+
+def certainly(mask: Tensor) -> bool:
+    """Say whether all elements are true; an accelerator is not asked: there it is never certain."""
+    return bool(on_host(mask).all()) if known(mask) else False
+
+
+class Faults:
+    """Refusals noted during a round on an accelerator, to be read with the verdict."""
+
+    def __init__(self) -> None:
+        self._notes: list[tuple[Tensor, Callable[[], Exception]]] = []
+
+    def note(self, wrong: Tensor, error: Callable[[], Exception]) -> None:
+        """Remember that `error` holds if any element of `wrong` is true."""
+        self._notes.append((wrong.any(), error))
+
+    def flags(self) -> Tensor | None:
+        """Return the notes as int64 [F], None when there are none."""
+        return torch.stack([flag for flag, _ in self._notes]).long() if self._notes else None
+
+    def settle(self, flags: list[int]) -> None:
+        """Raise the first noted error whose flag is set."""
+        for flag, (_, error) in zip(flags, self._notes, strict=True):
+            if flag:
+                raise error()
+
+
+_open: ContextVar[Faults | None] = ContextVar("faults", default=None)
+
+
+@contextlib.contextmanager
+def collected() -> Iterator[Faults]:
+    """Collect the refusals on an accelerator instead of waiting for each; who opens this settles them."""
+    faults = Faults()
+    token = _open.set(faults)
+    try:
+        yield faults
+    finally:
+        _open.reset(token)
+
+
+def refuse(wrong: Tensor, error: Callable[[], Exception]) -> None:
+    """Raise `error()` if any element of `wrong` is true: now, or with the round's verdict when they are collected."""
+    faults = _open.get()
+    if faults is None or known(wrong):
+        if bool(on_host(wrong).any()):
+            raise error()
+    else:
+        faults.note(wrong, error)
+
+
+class Stopwatch:
+    """Seconds of work on a device, without waiting for it: read `seconds` after something else has waited."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._events: list[Any] = []
+        self._cuda = device.type == "cuda" and torch.cuda.is_available()
+        self._start, self._end = time.perf_counter(), 0.0
+        self._mark()
+
+    def stop(self) -> None:
+        """End the measurement at what is queued now."""
+        self._end = time.perf_counter()
+        self._mark()
+
+    @property
+    def seconds(self) -> float:
+        """Return the seconds between start and stop, by the device's own clock where it has one."""
+        if self._cuda:
+            return float(self._events[0].elapsed_time(self._events[1])) / 1000
+        return self._end - self._start
+
+    def _mark(self) -> None:
+        if self._cuda:
+            event = torch.cuda.Event(enable_timing=True)
+            event.record()
+            self._events.append(event)
