@@ -93,19 +93,13 @@ def adversarial(cols: int) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", adversarial(96))
-def test_adversarial_rows_match_float64(level: str, kind: str, name: str, request: pytest.FixtureRequest) -> None:
-    if name == "tiny" and kind.endswith("a8"):
-        reason = "steps of groups below 1e-28 are rounded a hundred times too coarsely"
-        request.applymarker(pytest.mark.xfail(reason=reason, strict=True))
+def test_adversarial_rows_match_float64(level: str, kind: str, name: str) -> None:
     check(Linear(rows(40, 96, seed=4), None, kind), adversarial(96)[name], None, kind)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["constant", "zeros", "one large", "tiny", "integers"])
-def test_adversarial_weights_match_float64(level: str, kind: str, name: str, request: pytest.FixtureRequest) -> None:
-    if name == "integers" and kind in ("q4", "q4a8"):
-        reason = "fifteen whole numbers fit into sixteen steps, but the packing stretches the steps over their range"
-        request.applymarker(pytest.mark.xfail(reason=reason, strict=True))
+def test_adversarial_weights_match_float64(level: str, kind: str, name: str) -> None:
     weight = {
         "constant": torch.full((40, 96), 0.3),
         "zeros": torch.zeros(40, 96),
