@@ -19,8 +19,8 @@ from slipstream.machine import memory_guard
 from slipstream.types import VerifyRule
 
 if TYPE_CHECKING:
-    from slipstream.build import Opened, Part
     from slipstream.control.profile import Profile
+    from slipstream.opened import Opened, Part
 
 MOST_ROWS = 8  # rows timed together; more are drawn on by the last slope
 
