@@ -78,6 +78,7 @@ def _learned(algorithm: str) -> Callable[[Opened, Wanted], tuple[Drafter, int]]:
 
 
 def _head(algorithm: str, summary: str, draft_tokens: int, *options: str, draws: bool = True) -> PlugIn:
+    options = (*options, "quantize")
     return PlugIn(summary, _learned(algorithm), draft_tokens, path=True, draws=draws, learned=True, options=options)
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from slipstream.kernels.decoder import KernelDecoder, KernelNet, PackedWeights, rope_tables, rounded_scale
+from slipstream.kernels.linear import Linear
 from slipstream.kernels.rows import Rows, Source
 from slipstream.nets.weights import as_dtype
 from slipstream.types import RequestError
@@ -87,8 +88,10 @@ class _Builder:
             self._layer(decoder, index, -1 if rope is None else tables[rope])
         head = "model.embed_tokens.weight" if c.tied else "lm_head.weight"
         rows = self.source.rows(head, (c.vocab, c.hidden)).first(self.vocab)
-        decoder.set_head(self._norm("model.norm.weight", c.hidden), self._pack([rows], [], head=True))
-        net = KernelNet(c, decoder, PackedWeights(embed, self.matrices), self.dtype)
+        parts = self._pack([rows], [], head=True)
+        decoder.set_head(self._norm("model.norm.weight", c.hidden), parts)
+        weights = PackedWeights(embed, self.matrices, [Linear.of(part) for part in parts])
+        net = KernelNet(c, decoder, weights, self.dtype)
         net.vocab = self.vocab
         return net
 

@@ -28,6 +28,13 @@ class Map(Protocol):
         """Bytes of memory held."""
 
 
+class MapMaker(Protocol):
+    """Makes a `Map` of weight [out, in] and bias [out]; `last` says that its outputs are logits."""
+
+    def __call__(self, weight: Tensor, bias: Tensor | None = None, *, last: bool = False) -> Map:
+        """Return the map."""
+
+
 class Linear:
     """Multiply by weight [out, in] and add bias [out]."""
 
