@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from slipstream.kernels.decoder import KernelDecoder, KernelNet, PackedWeights, rope_tables, rounded_scale
-from slipstream.kernels.linear import Linear
+from slipstream.kernels.linear import Linear, Table
 from slipstream.kernels.rows import Rows, Source
 from slipstream.nets.weights import as_dtype
 from slipstream.types import RequestError
@@ -74,26 +74,34 @@ class _Builder:
 
     def build(self) -> KernelNet:
         c = self.config
-        table = self.source.values("model.embed_tokens.weight", (c.vocab, c.hidden))
-        embed = table.to(torch.bfloat16, copy=True).contiguous()
-        del table
         decoder = self.native.Decoder(
             [c.hidden, c.heads, c.kv_heads, c.head_dim, c.mlp, self.vocab],
             [c.scale, c.eps, rounded_scale(c, self.dtype), c.logit_cap or 0.0],
             c.activation == "gelu_tanh",
-            embed.data_ptr(),
+            0,
         )
         tables = {rope: index for index, rope in enumerate(rope_tables(c))}
         for index, rope in enumerate(c.ropes):
             self._layer(decoder, index, -1 if rope is None else tables[rope])
-        head = "model.embed_tokens.weight" if c.tied else "lm_head.weight"
-        rows = self.source.rows(head, (c.vocab, c.hidden)).first(self.vocab)
-        parts = self._pack([rows], [], head=True)
-        decoder.set_head(self._norm("model.norm.weight", c.hidden), parts)
-        weights = PackedWeights(embed, self.matrices, [Linear.of(part) for part in parts])
+        embedding, head = self._tables()
+        decoder.set_embedding(embedding)
+        decoder.set_head(self._norm("model.norm.weight", c.hidden), head)
+        weights = PackedWeights(Table(embedding), self.matrices, [Linear.of(part) for part in head])
         net = KernelNet(c, decoder, weights, self.dtype)
         net.vocab = self.vocab
         return net
+
+    def _tables(self) -> tuple[list[Any], list[Any]]:
+        """Return the embedding's matrices and the head's; a tied embedding is the head, and rows that it lacks."""
+        c = self.config
+        rows = self.source.rows("model.embed_tokens.weight", (c.vocab, c.hidden))
+        if not c.tied:
+            embedding = self._pack([rows], [], head=True)
+            del rows
+            own = self.source.rows("lm_head.weight", (c.vocab, c.hidden)).first(self.vocab)
+            return embedding, self._pack([own], [], head=True)
+        head, rest = self._pack([rows.first(self.vocab)], [], head=True), rows.after(self.vocab)
+        return (head + self._pack([rest], [], head=True) if rest.count else head), head
 
     def _layer(self, decoder: Any, index: int, rope: int) -> None:
         norms: dict[str, list[float]] = {}
@@ -129,7 +137,8 @@ class _Builder:
         return made
 
     def _kind(self, part: Rows, head: bool) -> Any:
-        return self.kinds[1 if head or part.fine else 0]
+        fine = (head or part.fine) and not part.format.startswith("q4")  # 4-bit codes stay what they are
+        return self.kinds[1 if fine else 0]
 
     def _matrix(self, kind: Any, form: str, parts: list[Rows], bias: Tensor | None) -> Any:
         source = getattr(self.native.Source, form)

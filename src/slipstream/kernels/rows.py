@@ -40,6 +40,10 @@ class Rows:
         """Return the first so many rows."""
         return Rows(self.data[:count], self.format, count, self.cols, self.fine)
 
+    def after(self, count: int) -> Rows:
+        """Return the others."""
+        return Rows(self.data[count:], self.format, self.count - count, self.cols, self.fine)
+
 
 class Source(Protocol):
     """A checkpoint: its config and its tensors by their checkpoint names."""
