@@ -52,19 +52,19 @@ def _make_lookup(opened: Opened, wanted: Wanted) -> Drafter:
 
 def _make_draft_model(opened: Opened, wanted: Wanted) -> Drafter:
     from slipstream import models
-    from slipstream.decoders import choose_way, open_decoder
+    from slipstream.decoders import draft_way, open_decoder
     from slipstream.drafters.draft_model import DraftModel
     from slipstream.nets.families import read_config
     from slipstream.text import check_vocabularies, load_tokenizer
 
-    folder = models.resolve(wanted.path)
+    way = draft_way(wanted.options.get("quantize", ""), opened.dtype, opened.device)
+    folder, weights = models.locate(wanted.path, codes=way.kernels)
     warnings = check_vocabularies(opened.tokenizer, load_tokenizer(folder), opened.name, wanted.path)
-    wanted.notes.extend(warnings)
+    wanted.notes.extend([*warnings, *([way.note] if way.note else [])])
     caps = opened.target.caps
     own = read_config(read_model_config(folder)).max_len
-    way = choose_way(opened.quantize, opened.dtype, opened.device)
     sizes = {"max_rows": wanted.rows, "max_len": min(own, caps.max_len)}
-    decoder = open_decoder(folder, way, opened.dtype, opened.device, **sizes)
+    decoder = open_decoder(weights, way, opened.dtype, opened.device, **sizes)
     return DraftModel(decoder, vocab=caps.vocab, max_rows=wanted.rows, device=opened.device)
 
 
@@ -115,7 +115,14 @@ DRAFTERS: Mapping[str, PlugIn] = MappingProxyType(
         "lookup": PlugIn(
             "copies what followed the same words before", _make_lookup, 10, 15, options=("min_ngram", "max_ngram")
         ),
-        "draft_model": PlugIn("a smaller model of the same vocabulary", _make_draft_model, 4, 8, path=True, draws=True),
+        "draft_model": PlugIn(
+            "a smaller model of the same vocabulary",
+            _make_draft_model,
+            *(4, 8),
+            path=True,
+            draws=True,
+            options=("quantize",),
+        ),
         "eagle": _head("eagle", "EAGLE-1/2: a layer that foresees the target's last state", 12, *_EAGLE),
         "eagle3": _head("eagle3", "EAGLE-3: a layer fed with several of the target's layers", 12, *_EAGLE),
         "peagle": _head("peagle", "P-EAGLE: EAGLE-3 that drafts all tokens in one pass", 6, "depth"),
