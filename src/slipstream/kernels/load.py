@@ -19,7 +19,7 @@ from slipstream.kernels.rows import Rows, Source
 from slipstream.nets.weights import as_dtype
 from slipstream.types import RequestError
 
-# format -> kind of a layer's weights, kind of the output layer and of weights marked fine
+# format -> kind of a layer's weights, kind of embedding, output layer and weights marked fine
 FORMATS = {"none": ("bf16", "bf16"), "int4": ("q4a8", "w8a8"), "int8": ("q8", "q8"), "w8a8": ("w8a8", "w8a8")}
 
 
@@ -33,10 +33,12 @@ def load_kernel_decoder(
     max_len: int | None = None,
     max_nodes: int = 64,
     kv: torch.dtype = torch.bfloat16,
+    coarse: bool = False,
 ) -> KernelDecoder:
     """Load a decoder with `max_rows` cache slots; sizes as in `nets.decoder.load_decoder`.
 
-    `dtype` is what hidden states are handed out in, `kv` what keys and values are kept in.
+    `dtype` is what hidden states are handed out in, `kv` what keys and values are kept in. `coarse`: nothing but the
+    embedding deserves a finer format than the layers, as in a model that only guesses.
     """
     config = source.config
     vocab = config.vocab if vocab is None else vocab
@@ -48,7 +50,9 @@ def load_kernel_decoder(
             raise RequestError(f"{name} {value} must be at least 1")
     if quantize not in FORMATS:
         raise RequestError(f"quantize {quantize!r} is not one of {', '.join(FORMATS)}")
-    net = _Builder(source, quantize, as_dtype(dtype, config.dtype), vocab).build()
+    layers, fine = FORMATS[quantize]
+    kinds = {"layer": layers, "head": layers if coarse else fine, "embedding": fine}
+    net = _Builder(source, kinds, as_dtype(dtype, config.dtype), vocab).build()
     source.finish()
     return KernelDecoder(net, vocab=vocab, max_rows=max_rows, max_len=max_len, max_nodes=max_nodes, kv=kv)
 
@@ -56,11 +60,11 @@ def load_kernel_decoder(
 class _Builder:
     """Builds the network of one source."""
 
-    def __init__(self, source: Source, quantize: str, dtype: torch.dtype, vocab: int) -> None:
+    def __init__(self, source: Source, kinds: dict[str, str], dtype: torch.dtype, vocab: int) -> None:
         from slipstream.kernels import _native
 
         self.native, self.source, self.config = _native, source, source.config
-        self.kinds = [getattr(_native.Kind, kind) for kind in FORMATS[quantize]]
+        self.kinds = {part: getattr(_native.Kind, kind) for part, kind in kinds.items()}
         self.dtype, self.vocab = dtype, vocab
         self.matrices: list[Any] = []
         c = self.config
@@ -92,16 +96,15 @@ class _Builder:
         return net
 
     def _tables(self) -> tuple[list[Any], list[Any]]:
-        """Return the embedding's matrices and the head's; a tied embedding is the head, and rows that it lacks."""
-        c = self.config
-        rows = self.source.rows("model.embed_tokens.weight", (c.vocab, c.hidden))
-        if not c.tied:
-            embedding = self._pack([rows], [], head=True)
-            del rows
-            own = self.source.rows("lm_head.weight", (c.vocab, c.hidden)).first(self.vocab)
-            return embedding, self._pack([own], [], head=True)
-        head, rest = self._pack([rows.first(self.vocab)], [], head=True), rows.after(self.vocab)
-        return (head + self._pack([rest], [], head=True) if rest.count else head), head
+        """Return the embedding's matrices and the head's; a tied embedding is the head, and the rows it lacks."""
+        size = (self.config.vocab, self.config.hidden)
+        rows = self.source.rows("model.embed_tokens.weight", size)
+        own = rows if self.config.tied else self.source.rows("lm_head.weight", size)
+        head = self._pack([own.first(self.vocab)], [], "head")
+        if not self.config.tied or self.kinds["head"] != self.kinds["embedding"]:
+            return self._pack([rows], [], "embedding"), head
+        rest = rows.after(self.vocab)
+        return (head + self._pack([rest], [], "embedding") if rest.count else head), head
 
     def _layer(self, decoder: Any, index: int, rope: int) -> None:
         norms: dict[str, list[float]] = {}
@@ -125,10 +128,10 @@ class _Builder:
         weight: list[float] = (self.source.values(name, (size,)).float() + self.config.norm_offset).tolist()
         return weight
 
-    def _pack(self, parts: list[Rows], biases: list[Tensor], head: bool = False) -> list[Any]:
+    def _pack(self, parts: list[Rows], biases: list[Tensor], what: str = "layer") -> list[Any]:
         """Pack weights that share their input; neighbours of one format become one matrix."""
         made, at = [], 0
-        for (kind, form), group in groupby(parts, lambda part: (self._kind(part, head), part.format)):
+        for (kind, form), group in groupby(parts, lambda part: (self._kind(part, what), part.format)):
             members = list(group)
             bias = torch.cat(biases[at : at + len(members)]).float().contiguous() if biases else None
             at += len(members)
@@ -136,9 +139,10 @@ class _Builder:
         self.matrices += made
         return made
 
-    def _kind(self, part: Rows, head: bool) -> Any:
-        fine = (head or part.fine) and not part.format.startswith("q4")  # 4-bit codes stay what they are
-        return self.kinds[1 if fine else 0]
+    def _kind(self, part: Rows, what: str) -> Any:
+        if part.format.startswith("q4"):
+            return self.kinds["layer"]  # 4-bit codes stay what they are
+        return self.kinds["head" if part.fine and what == "layer" else what]
 
     def _matrix(self, kind: Any, form: str, parts: list[Rows], bias: Tensor | None) -> Any:
         source = getattr(self.native.Source, form)
