@@ -37,6 +37,7 @@ LAYER = {
     "decoders": 4,
     "build": 4,
     "opened": 4,
+    "at_hand": 4,
     "plugins": 4,
     "specs": 4,
     "llm": 5,

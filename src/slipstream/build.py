@@ -16,7 +16,7 @@ from slipstream.opened import Guess, Opened, Part, Wanted
 from slipstream.plugins import DRAFTERS, PLANNED, RULES, TARGETS, PlugIn
 from slipstream.profiles import cost_name, profile_for
 from slipstream.specs import DrafterChoice, parse_drafter
-from slipstream.types import Controller, RequestError, VerifyRule
+from slipstream.types import Controller, RequestError, VerifyRule, WorkError
 
 __all__ = ["DRAFTERS", "PLANNED", "RULES", "TARGETS", "DrafterChoice", "Guess", "Opened", "Part", "PlugIn", "Wanted"]
 __all__ += ["cpu_flags", "memory_guard", "parse_drafter", "read_model_config", "resolve_device", "resolve_dtype"]
@@ -38,7 +38,7 @@ def open_target(config: TargetConfig, *, rows: int, draft_tokens: int = 0) -> Op
     device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, device)
     way = _way(config, dtype, device)
-    folder, weights = models.locate(config.model, codes=way.kernels)
+    folder, weights = models.locate(config.model, packed=way.quantize if way.kernels else None)
     tokenizer = load_tokenizer(folder)
     _check_context(config, read_model_config(folder))
     sizes = {"vocab": tokenizer.vocab, "max_rows": rows, "max_len": config.max_len}
@@ -59,10 +59,15 @@ def open_target(config: TargetConfig, *, rows: int, draft_tokens: int = 0) -> Op
 
 def _way(config: TargetConfig, dtype: torch.dtype, device: str) -> Way:
     """Decide how the target runs; transformers has no formats of ours."""
+    from slipstream import models
     from slipstream.decoders import Way, choose_way
 
     if config.kind != "hf":
-        return choose_way(config.quantize, dtype, device)
+        codes = config.quantize == config.dtype == "auto" and models.has_codes(config.model)
+        way = choose_way(config.quantize, dtype, device, codes=codes)
+        if not codes or way.quantize != "int4":
+            return way
+        return replace(way, note=f"{way.note} (quantize auto): {models.perplexity_words(config.model)}")
     if config.quantize not in ("auto", "none"):
         raise RequestError(f"quantize={config.quantize} is not available with target hf; use none, or target native")
     return Way(False)
@@ -91,6 +96,8 @@ def open_drafter(config: DrafterConfig, opened: Opened, *, rows: int, tree: bool
     from slipstream import models
 
     choice = parse_drafter(config.spec)
+    if config.spec.strip() == "auto" and config.draft_tokens != 0 and not config.options:
+        return _open_auto(config, opened, Wanted(rows=rows, tree=tree))
     if choice.parts and config.draft_tokens != 0:
         return _open_mix(choice, config, opened, Wanted(rows=rows, tree=tree))
     plug = DRAFTERS[choice.name if not choice.parts else "none"]
@@ -116,6 +123,25 @@ def open_drafter(config: DrafterConfig, opened: Opened, *, rows: int, tree: bool
     notes = [line for line in (choice.reason, *wanted.notes) if line]
     parts = [Part(drafter, count, cost_name(choice.name, folder, options))] if count else []
     return Guess(drafter, count, folder, notes, parts, config.draft_tokens)
+
+
+def _open_auto(config: DrafterConfig, opened: Opened, wanted: Wanted) -> Guess:
+    """Build lookup and the best drafter of this target that is at hand; one that cannot be built is left out."""
+    from slipstream import at_hand
+
+    left_out = []
+    for choice in at_hand.found(opened):
+        parts = (DrafterChoice("lookup"), replace(choice, reason=""))
+        reason = f"drafter auto: lookup and {choice.reason} (found here), round by round whichever pays, or nothing"
+        try:
+            guess = _open_mix(DrafterChoice("mixed", reason=reason, parts=parts), config, opened, wanted)
+        except (RequestError, WorkError) as error:
+            left_out.append(f"drafter auto: {choice.path} is left out: {error}")
+        else:
+            return replace(guess, notes=[*left_out, *guess.notes])
+    guess = open_drafter(replace(config, spec="lookup"), opened, rows=wanted.rows, tree=wanted.tree)
+    reason = "drafter auto: lookup where it pays (no drafter of this target is here, and no smaller model like it)"
+    return replace(guess, notes=[*left_out, reason, *guess.notes])
 
 
 def _open_mix(choice: DrafterChoice, config: DrafterConfig, opened: Opened, wanted: Wanted) -> Guess:

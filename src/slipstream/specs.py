@@ -88,7 +88,7 @@ def _options_of(spec: str) -> tuple[str, dict[str, Any]]:
 
 def _choice(spec: str) -> DrafterChoice:
     if spec == "auto":
-        return DrafterChoice("lookup", reason="drafter auto: lookup where it pays (needs no second model)")
+        return DrafterChoice("lookup", reason="drafter auto: lookup where it pays")
     name, _, path = spec.partition(":")
     if name in DRAFTERS:
         if DRAFTERS[name].path != bool(path):

@@ -51,26 +51,31 @@ class RoundTrace:
 
 
 def to_host(work: Round) -> list[Found]:
-    """Bring the verdict over in one transfer."""
+    """Bring the verdict over: in one transfer from an accelerator, each waits for it."""
     draft, verdict, bad = work.draft, work.verdict, work.laws.bad
     assert verdict is not None
-    nodes = verdict.path.clamp(min=0)
-    columns = [verdict.accepted[:, None], verdict.next_token[:, None], draft.length[:, None]]
-    columns += [verdict.path, draft.tokens.gather(1, nodes)]
+    if verdict.path.device.type == "cpu" and draft.tokens.device.type == "cpu":
+        flags = [None] * len(work.rows) if bad is None else bad.tolist()
+        lists = (t.tolist() for t in (verdict.accepted, verdict.next_token, draft.length, verdict.path, draft.tokens))
+        return [_found(*line) for line in zip(*lists, flags, strict=True)]
+    nodes, depth = draft.nodes, verdict.path.shape[1]
+    columns = [verdict.accepted[:, None], verdict.next_token[:, None], draft.length[:, None], verdict.path]
+    columns += [draft.tokens] if bad is None else [draft.tokens, bad.long()]
+    found = []
+    for line in torch.cat(columns, 1).tolist():
+        path, ids = line[3 : 3 + depth], line[3 + depth : 3 + depth + nodes]
+        found.append(_found(*line[:3], path, ids, None if bad is None else line[3 + depth + nodes :]))
+    return found
+
+
+def _found(
+    accepted: int, next_token: int, length: int, path: list[int], ids: list[int], bad: list[int] | None
+) -> Found:
+    """Read one row of a verdict; `ids` and `bad` are by node."""
+    path, good = path[:accepted], accepted + 1
     if bad is not None:
-        columns += [bad[:, :1].long(), bad.gather(1, nodes).long()]
-    depth = verdict.path.shape[1]
-    return [_found(line, depth, bad is not None) for line in torch.cat(columns, 1).tolist()]
-
-
-def _found(line: list[int], depth: int, checked: bool) -> Found:
-    accepted, next_token, length = line[:3]
-    path, ids = line[3 : 3 + accepted], line[3 + depth : 3 + depth + accepted]
-    good = accepted + 1
-    if checked:
-        flags = line[3 + 2 * depth : 3 + 2 * depth + 1 + accepted]
-        good = flags.index(1) if 1 in flags else good
-    return Found(length - 1, path, [*ids, next_token], good)
+        good = next((at for at, node in enumerate([0, *path]) if bad[node]), good)
+    return Found(length - 1, path, [*(ids[node] for node in path), next_token], good)
 
 
 def grow(row: Sequence, found: Found, by: str) -> tuple[Delta, list[int]]:

@@ -6,9 +6,8 @@ same round with an empty draft. The engine knows roles only; it holds no algorit
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -119,45 +118,38 @@ class Engine:
 
         One in the commit ends the sequences of the round with an error: their caches and texts may disagree.
         """
-        with torch.inference_mode(), self._alone():
-            rows = self.scheduler.plan()
-            if not rows:
-                return []
-            start = time.perf_counter()
-            work = self._draft(rows)
-            self._score(work)
-            work.laws = self._laws(rows, work.scores.logits, work.draft)  # type: ignore[union-attr]
-            work.verdict = self.rule(work.draft, work.laws, work.rngs)
-            if self.watch is not None:
-                self.watch(work)
-            with self._whole(rows):
-                deltas = self._commit(work)
-            work.clock.total = time.perf_counter() - start
-            return self._emit(work, deltas)
-
-    @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        """One round at a time; who is aborted in the middle of it leaves at its end."""
+        # no context managers of our own here: where a round takes milliseconds, each is felt
         if self._in_round:
             raise RequestError("a round is under way: its callbacks cannot run another on the same engine")
         self._in_round = True
         try:
-            yield
+            with torch.inference_mode():
+                return self._round()
         finally:
             self._in_round = False
             while self._doomed:
                 self.abort(self._doomed.pop())
 
-    @contextlib.contextmanager
-    def _whole(self, rows: list[Sequence]) -> Iterator[None]:
-        """End all rows when their commit breaks off."""
+    def _round(self) -> list[Delta]:
+        rows = self.scheduler.plan()
+        if not rows:
+            return []
+        start = time.perf_counter()
+        work = self._draft(rows)
+        self._score(work)
+        work.laws = self._laws(rows, work.scores.logits, work.draft)  # type: ignore[union-attr]
+        work.verdict = self.rule(work.draft, work.laws, work.rngs)
+        if self.watch is not None:
+            self.watch(work)
         try:
-            yield
+            deltas = self._commit(work)
         except BaseException as error:
             for row in rows:
                 row.finish_reason, row.error = "error", f"the round broke off while it was committed ({error!r})"
                 self.scheduler.leave(row)
             raise
+        work.clock.total = time.perf_counter() - start
+        return self._emit(work, deltas)
 
     def _draft(self, rows: list[Sequence]) -> Round:
         rngs = self.make_rngs(rows)

@@ -29,8 +29,8 @@ def checked(draft: Draft, budget: list[int], vocab: int, name: str) -> Draft:
 
 
 def _real_ids(draft: Draft, vocab: int, name: str) -> Draft:
-    low, high = torch.aminmax(draft.tokens)
-    if low >= 0 and high < vocab:
+    ids = draft.tokens.tolist()
+    if all(0 <= token < vocab for row in ids for token in row):
         return draft
     outside = (draft.tokens < 0) | (draft.tokens >= vocab)
     valid = torch.arange(draft.nodes) < draft.length[:, None]

@@ -149,7 +149,7 @@ class _Builder:
         out = sum(part.count for part in parts)
         matrix = self.native.matrix(kind, source, out, parts[0].cols, 0 if bias is None else bias.data_ptr())
         first = 0
-        for part in parts:
-            matrix.pack(source, part.address, first, part.count)
-            first += part.count
+        for block in (block for part in parts for block in part.blocks()):
+            matrix.pack(source, block.address, first, block.count)
+            first += block.count
         return matrix

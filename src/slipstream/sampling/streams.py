@@ -59,7 +59,7 @@ class RequestRngs:
         self._ids = [(row.seed & _WORD, row.sample) for row in rows]
         self._rounds = [row.rounds for row in rows]
         self._ends = [len(row.tokens) for row in rows]
-        self._calls = {stream: [0] * len(rows) for stream in Stream}
+        self._calls: dict[tuple[Stream, int], int] = {}  # draws so far
         self._noise: dict[tuple[int, int, int], Array] = {}
 
     def draft(self, w: Tensor, depth: int, active: Tensor | None = None) -> Tensor:
@@ -125,8 +125,8 @@ class RequestRngs:
         return list(range(b)) if active is None else [i for i, on in enumerate(active.tolist()) if on]
 
     def _uniform(self, stream: Stream, b: int, n: int) -> Array:
-        call = self._calls[stream][b]
-        self._calls[stream][b] += 1
+        call = self._calls.get((stream, b), 0)
+        self._calls[stream, b] = call + 1
         words = raw(self._key(stream, b), (call, self._rounds[b]), n)
         return np.asarray((words >> np.uint64(11)) * 2.0**-53)
 
