@@ -124,32 +124,23 @@ class Engine:
         self._in_round = True
         try:
             with torch.inference_mode():
-                return self._round()
+                rows = self.scheduler.plan()
+                if not rows:
+                    return []
+                start = time.perf_counter()
+                work = self._draft(rows)
+                self._score(work)
+                work.laws = self._laws(rows, work.scores.logits, work.draft)  # type: ignore[union-attr]
+                work.verdict = self.rule(work.draft, work.laws, work.rngs)
+                if self.watch is not None:
+                    self.watch(work)
+                deltas = self._commit(work)
+                work.clock.total = time.perf_counter() - start
+                return self._emit(work, deltas)
         finally:
             self._in_round = False
             while self._doomed:
                 self.abort(self._doomed.pop())
-
-    def _round(self) -> list[Delta]:
-        rows = self.scheduler.plan()
-        if not rows:
-            return []
-        start = time.perf_counter()
-        work = self._draft(rows)
-        self._score(work)
-        work.laws = self._laws(rows, work.scores.logits, work.draft)  # type: ignore[union-attr]
-        work.verdict = self.rule(work.draft, work.laws, work.rngs)
-        if self.watch is not None:
-            self.watch(work)
-        try:
-            deltas = self._commit(work)
-        except BaseException as error:
-            for row in rows:
-                row.finish_reason, row.error = "error", f"the round broke off while it was committed ({error!r})"
-                self.scheduler.leave(row)
-            raise
-        work.clock.total = time.perf_counter() - start
-        return self._emit(work, deltas)
 
     def _draft(self, rows: list[Sequence]) -> Round:
         rngs = self.make_rngs(rows)
@@ -177,6 +168,19 @@ class Engine:
         work.clock.target = time.perf_counter() - start
 
     def _commit(self, work: Round) -> list[Delta]:
+        try:
+            deltas, paths = self._grown(work)
+            self.target.commit([row.slot for row in work.rows], paths)
+            self._tell(work, paths)
+        except BaseException as error:  # caches and texts may disagree: the rows cannot go on
+            for row in work.rows:
+                row.finish_reason, row.error = "error", f"the round broke off while it was committed ({error!r})"
+                self.scheduler.leave(row)
+            raise
+        return deltas
+
+    def _grown(self, work: Round) -> tuple[list[Delta], list[list[int]]]:
+        """Let each row take what its verdict gives; return the deltas and the paths to keep."""
         deltas, paths = [], []
         processed = self.options.logprobs_mode == "processed_logprobs"
         for b, found in enumerate(to_host(work)):
@@ -188,9 +192,7 @@ class Engine:
                 self.trace(trace_of(work, b, found, len(delta.tokens)))
             deltas.append(delta)
             paths.append(path)
-        self.target.commit([row.slot for row in work.rows], paths)
-        self._tell(work, paths)
-        return deltas
+        return deltas, paths
 
     def _by(self, row: Sequence) -> str:
         """Who drafted for the row: a mix of drafters knows."""
