@@ -89,9 +89,10 @@ def open_decoder(model: Path, way: Way, dtype: torch.dtype, device: str, **sizes
         from slipstream.nets.decoder import load_decoder
 
         return load_decoder(model, dtype, device, **sizes)
-    from slipstream.kernels.load import load_kernel_decoder
+    from slipstream.kernels.load import Kinds, load_kernel_decoder
 
-    return load_kernel_decoder(_source(model, way.quantize), way.quantize, dtype, coarse=way.coarse, **sizes)
+    kinds = Kinds.of(way.quantize, coarse=way.coarse)
+    return load_kernel_decoder(_source(model, way.quantize), kinds, dtype, **sizes)
 
 
 def _source(model: Path, quantize: str) -> Any:

@@ -10,7 +10,7 @@ import torch
 
 from slipstream import kernels
 from slipstream.kernels.linear import unpack
-from slipstream.kernels.load import FORMATS, load_kernel_decoder
+from slipstream.kernels.load import FORMATS, Kinds, load_kernel_decoder
 from slipstream.kernels.rows import FolderSource
 from tiny_model import make_model
 
@@ -27,8 +27,9 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return made
 
 
-def load(folder: Path, quantize: str, **more: object):
-    return load_kernel_decoder(FolderSource(folder), quantize, "bfloat16", vocab=KEPT, max_len=32, **more)
+def load(folder: Path, quantize: str, coarse: bool = False):
+    kinds = Kinds.of(quantize, coarse=coarse)
+    return load_kernel_decoder(FolderSource(folder), kinds, "bfloat16", vocab=KEPT, max_len=32)
 
 
 @pytest.mark.parametrize("coarse", [False, True])

@@ -7,6 +7,7 @@ finer, activations rounded to 8 bits; `int8` groups of 32 in eight bits; `w8a8` 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
@@ -23,9 +24,26 @@ from slipstream.types import RequestError
 FORMATS = {"none": ("bf16", "bf16"), "int4": ("q4a8", "w8a8"), "int8": ("q8", "q8"), "w8a8": ("w8a8", "w8a8")}
 
 
+@dataclass(frozen=True)
+class Kinds:
+    """What a model's weights are held as: `head` stands for what a file keeps finer than four bits too."""
+
+    layer: str
+    head: str
+    embedding: str
+
+    @classmethod
+    def of(cls, quantize: str, *, coarse: bool = False) -> Kinds:
+        """Return those of a format; `coarse`: a head as coarse as the layers, for a model that only guesses."""
+        if quantize not in FORMATS:
+            raise RequestError(f"quantize {quantize!r} is not one of {', '.join(FORMATS)}")
+        layer, fine = FORMATS[quantize]
+        return cls(layer, layer if coarse else fine, fine)
+
+
 def load_kernel_decoder(
     source: Source,
-    quantize: str = "none",
+    quantize: str | Kinds = "none",
     dtype: str | torch.dtype = "auto",
     *,
     vocab: int | None = None,
@@ -33,12 +51,10 @@ def load_kernel_decoder(
     max_len: int | None = None,
     max_nodes: int = 64,
     kv: torch.dtype = torch.bfloat16,
-    coarse: bool = False,
 ) -> KernelDecoder:
     """Load a decoder with `max_rows` cache slots; sizes as in `nets.decoder.load_decoder`.
 
-    `dtype` is what hidden states are handed out in, `kv` what keys and values are kept in. `coarse`: nothing but the
-    embedding deserves a finer format than the layers, as in a model that only guesses.
+    `dtype` is what hidden states are handed out in, `kv` what keys and values are kept in.
     """
     config = source.config
     vocab = config.vocab if vocab is None else vocab
@@ -48,10 +64,7 @@ def load_kernel_decoder(
     for name, value in (("max_rows", max_rows), ("max_len", max_len), ("max_nodes", max_nodes)):
         if value < 1:
             raise RequestError(f"{name} {value} must be at least 1")
-    if quantize not in FORMATS:
-        raise RequestError(f"quantize {quantize!r} is not one of {', '.join(FORMATS)}")
-    layers, fine = FORMATS[quantize]
-    kinds = {"layer": layers, "head": layers if coarse else fine, "embedding": fine}
+    kinds = Kinds.of(quantize) if isinstance(quantize, str) else quantize
     net = _Builder(source, kinds, as_dtype(dtype, config.dtype), vocab).build()
     source.finish()
     return KernelDecoder(net, vocab=vocab, max_rows=max_rows, max_len=max_len, max_nodes=max_nodes, kv=kv)
@@ -60,11 +73,11 @@ def load_kernel_decoder(
 class _Builder:
     """Builds the network of one source."""
 
-    def __init__(self, source: Source, kinds: dict[str, str], dtype: torch.dtype, vocab: int) -> None:
+    def __init__(self, source: Source, kinds: Kinds, dtype: torch.dtype, vocab: int) -> None:
         from slipstream.kernels import _native
 
         self.native, self.source, self.config = _native, source, source.config
-        self.kinds = {part: getattr(_native.Kind, kind) for part, kind in kinds.items()}
+        self.kinds = {part: getattr(_native.Kind, kind) for part, kind in vars(kinds).items()}
         self.dtype, self.vocab = dtype, vocab
         self.matrices: list[Any] = []
         c = self.config
