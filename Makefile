@@ -69,6 +69,7 @@ fix: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/slipstream models pull $(MODEL)
 	$(BIN)/python -m slipstream.measure.bench $(BENCH)
+	$(if $(BENCH),,$(BIN)/python -m slipstream.measure.bench_peers --docs .)
 
 # The CPU kernels against the machine's memory; BENCH=--check fails where a limit is missed.
 bench-kernels: $(STAMP)

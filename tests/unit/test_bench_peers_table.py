@@ -23,6 +23,7 @@ SECONDS = {"plain": 1.0, "auto": 0.5, "llama-cpp": 1.25, "hf": 2.0, "hf-lookup":
 def lines(seconds: dict[str, float], tokens: list[int] | None = None) -> list[dict[str, Any]]:
     """Ten tokens a call; decoding takes half of it and leaves the first token out."""
     found: list[dict[str, Any]] = [{"engine": "slipstream", "about": {"notes": ["target: x"]}}]
+    found.insert(0, {"engine": "none", "about": bench_peers._about() | {"cpu": "C", "cpus": 2, "date": "today"}})
     for prompt in SUITE.prompts:
         runs = {
             name: {"tokens": tokens or [1] * 10, "wall": wall, "decoded": 9, "decode": wall / 2}
@@ -48,12 +49,13 @@ def test_ratios_are_those_of_the_rates_and_the_fastest_other_counts() -> None:
     assert rows["`auto` / plain, grounded prompts"][4] == "not reached |"
     assert rows["`auto` / llama.cpp's lookup"][2] == "not measured"
     assert "equal the plain ones on 4 of 4 prompts. Target: x." in said
+    assert "2 cores of C, today, revision" in said
 
 
 def test_a_text_that_differs_and_a_prompt_that_one_engine_lacks_are_not_hidden() -> None:
     found = lines(SECONDS)
-    found[1]["runs"]["auto"]["tokens"] = [2] * 10
-    del found[2]["runs"]["hf"]
+    found[2]["runs"]["auto"]["tokens"] = [2] * 10
+    del found[3]["runs"]["hf"]
     one = Measured("m", SUITE, 10, found)
     assert one.equal("auto", "plain") == 2
     assert one.shared == ["grounded1", "chat1", "chat2"]

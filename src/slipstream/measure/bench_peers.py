@@ -8,7 +8,9 @@ command goes on from there. Tables go to stdout, with --docs also between the ma
 from __future__ import annotations
 
 import argparse
+import datetime
 import importlib.util
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -127,6 +129,7 @@ def measure(args: argparse.Namespace, suite: Suite, model: str, results: Results
         return
     ids, setup = prepare(model, suite, args.max_tokens)
     workers = {}
+    results.append({"engine": "none", "about": _about()})
     try:
         for engine, runners in engines.items():
             setup_here = Setup(runners=list(runners), **setup)
@@ -175,7 +178,9 @@ def redraw(file: Path, text: str) -> None:
 def _about() -> dict[str, Any]:
     from slipstream.measure.record import cpu_name, revision, versions
 
-    return {"argv": sys.argv[1:], "revision": revision(), "versions": versions(), "cpu": cpu_name()}
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    found = {"argv": sys.argv[1:], "revision": revision(), "versions": versions(), "date": today}
+    return found | {"cpu": cpu_name(), "cpus": os.cpu_count()}
 
 
 if __name__ == "__main__":

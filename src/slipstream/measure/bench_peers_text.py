@@ -113,7 +113,11 @@ def _foot(one: Measured) -> str:
     versions = [one.about(engine)["version"] for engine in ("llama-cpp", "hf") if one.about(engine)]
     lines = [f"The texts of `auto` equal the plain ones on {one.equal('auto', 'plain')} of {len(one.shared)} prompts."]
     lines += [f"{note[0].upper()}{note[1:]}." for note in one.about("slipstream").get("notes", [])]
-    return " ".join([*lines, f"Against {', '.join(versions)}." if versions else "No other engine was installed."])
+    lines.append(f"Against {', '.join(versions)}." if versions else "No other engine was installed.")
+    machine = one.about("none")
+    if machine:
+        lines.append("{cpus} cores of {cpu}, {date}, revision {revision}.".format(**machine))
+    return " ".join(lines)
 
 
 def _asked(one: Measured) -> str:
