@@ -71,7 +71,8 @@ class DFlash(BlockDrafter):
             logits = self._logits(states[:, done : done + step])  # [live, <= step, V]
             at = list(range(len(work.live)))  # where each row still drafting is in `logits`
             for depth in range(logits.shape[1]):
-                going = work.draw(logits[at, depth], done + depth + 1)
+                here = logits[:, depth] if len(at) == len(logits) else logits[at, depth]  # a list of rows copies
+                going = work.draw(here, done + depth + 1)
                 self._dropped.add(len(work.broken))
                 at = [at[i] for i in going]
                 if not at:

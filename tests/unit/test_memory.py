@@ -1,0 +1,31 @@
+"""What is said of memory: this process's own numbers, a line per format, and a process that fails is an error."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from slipstream.measure import memory
+from tiny_model import make_model
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
+
+
+def test_resident_memory_grows_with_what_is_held():
+    before = memory.resident()
+    held = np.ones(40 << 20, dtype=np.uint8)
+    after = memory.resident()
+    assert held.nbytes * 0.9 < after["RssAnon"] - before["RssAnon"] < held.nbytes * 1.5
+    assert after["VmHWM"] >= after["VmRSS"] >= after["RssAnon"]
+
+
+def test_every_format_is_a_process_and_a_line(tmp_path: Path, capsys):
+    make_model(tmp_path)
+    argv = ["--model", str(tmp_path), "--quantize", "none", "--max-len", "64"]
+    assert memory.main([*argv, "--drafter", "lookup"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[3:]] == ["none"]
+    assert memory.main([*argv, "--drafter", "nothing-of-that-name"]) != 0
