@@ -1,10 +1,11 @@
 // The product with AMX tiles: 16 rows by 16 columns by one group at a time, so the cost hardly grows up to 16 rows.
 //
-// Scaled kinds: products of a group are made in tiles from codes (small integers, exact in bfloat16 and in bytes), then
-// each row adds them, scaled, to its totals, group after group. Two products are made at a time: for many rows, of two
-// blocks of outputs with the same activations; for few, of two groups of one block, which is read in a straight line. No
-// row can tell the difference. What lies between the steps is kept small: threads that share a core share its
-// first-level cache. bfloat16 weights stay in the tiles over all groups; two chunks of rows share a load of them.
+// Scaled kinds: products of groups are made in tiles from codes (small integers, exact in bfloat16 and in bytes), then each
+// row adds them, scaled, to its totals, group after group. Tiles are slow to answer, so while two groups are multiplied
+// the next two are widened and the last two added. A tile of 16 columns is worked through alone: its totals fill half of
+// the registers. The memory between the steps is one small piece used again and again: stores on their way to the
+// cache hold up loads whose address has the same low bits. bfloat16 weights stay in the tiles over all groups; two
+// chunks of rows share a load of them.
 #include "level.h"
 
 #if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AMX_INT8__) && defined(__AVX512BF16__)
@@ -15,12 +16,10 @@
 namespace slipstream {
 namespace {
 
-constexpr int kFewRows = 2;    // rows that dot products of bytes serve faster than tiles
-constexpr int kManyRows = 8;   // above, two blocks at a time
-constexpr int kWide = 64;      // numbers of a row in two products
+constexpr int kFewRows = 3;  // rows that dot products of bytes serve faster than tiles
 
-// Tiles 0-3: column halves of two products (scaled) or of two chunks of rows (bfloat16 weights);
-// 4, 5: activations of the chunks; 6, 7: weights of the column halves.
+// Tiles 0-3: sums, 4 and 5: activations, 6 and 7: weights. Scaled kinds use one of each for either of two groups;
+// bfloat16 weights, two column halves (6, 7) by two chunks of rows (4, 5).
 struct alignas(64) TileShapes {
   uint8_t palette = 1, start = 0, reserved[14] = {};
   uint16_t bytes[16] = {};
@@ -46,27 +45,16 @@ void load_shapes(int count, int depth) {
 // The tile intrinsics do not tell the compiler that they read and write memory.
 SLIPSTREAM_INLINE void settle() { asm volatile("" : : : "memory"); }
 
-template <int kIndex>
-struct Which {};
-
 // Weights in groups with scales; activations in bfloat16.
 template <class Store>
 struct Pairs {
   using Real = float;
-  static constexpr int kDepth = 16, kChunkBytes = layout::kBf16Rows, kWideBytes = 2048;
-  SLIPSTREAM_INLINE const uint8_t* widen(const uint8_t* codes, uint8_t* wide) {
-    for (int t = 0; t < 2; t++)
-      Store::kFour ? widen_four(codes + t * 256, wide + t * 1024) : widen_eight(codes + t * 512, wide + t * 1024);
-    return wide;
+  static constexpr int kDepth = 16, kChunkBytes = layout::kBf16Rows;
+  SLIPSTREAM_INLINE void widen(const uint8_t* codes, uint8_t* wide) {
+    Store::kFour ? widen_four(codes, wide) : widen_eight(codes, wide);
   }
-  SLIPSTREAM_INLINE void multiply(Which<0>) {
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_dpbf16ps(1, 4, 7);
-  }
-  SLIPSTREAM_INLINE void multiply(Which<1>) {
-    _tile_dpbf16ps(2, 4, 6);
-    _tile_dpbf16ps(3, 4, 7);
-  }
+  SLIPSTREAM_INLINE void multiply_first() { _tile_dpbf16ps(0, 4, 6); }
+  SLIPSTREAM_INLINE void multiply_second() { _tile_dpbf16ps(1, 5, 7); }
   SLIPSTREAM_INLINE __m512 load(const float* c) { return _mm512_load_ps(c); }
 };
 
@@ -74,143 +62,140 @@ struct Pairs {
 template <class Store>
 struct Quads {
   using Real = int32_t;
-  static constexpr int kDepth = 8, kChunkBytes = layout::kByteRows, kWideBytes = 1024;
-  SLIPSTREAM_INLINE const uint8_t* widen(const uint8_t* codes, uint8_t* wide) {
-    if (!Store::kFour) return codes;
-    for (int t = 0; t < 2; t++) widen_bytes(codes + t * 256, wide + t * 512);
-    return wide;
+  static constexpr int kDepth = 8, kChunkBytes = layout::kByteRows;
+  SLIPSTREAM_INLINE void widen(const uint8_t* codes, uint8_t* wide) {
+    if (Store::kFour) widen_bytes(codes, wide);
   }
-  SLIPSTREAM_INLINE void multiply(Which<0>) {
-    if (Store::kFour) {
+  SLIPSTREAM_INLINE void multiply_first() {
+    if (Store::kFour)
       _tile_dpbsud(0, 4, 6);
-      _tile_dpbsud(1, 4, 7);
-    } else {
+    else
       _tile_dpbssd(0, 4, 6);
-      _tile_dpbssd(1, 4, 7);
-    }
   }
-  SLIPSTREAM_INLINE void multiply(Which<1>) {
-    if (Store::kFour) {
-      _tile_dpbsud(2, 4, 6);
-      _tile_dpbsud(3, 4, 7);
-    } else {
-      _tile_dpbssd(2, 4, 6);
-      _tile_dpbssd(3, 4, 7);
-    }
+  SLIPSTREAM_INLINE void multiply_second() {
+    if (Store::kFour)
+      _tile_dpbsud(1, 5, 7);
+    else
+      _tile_dpbssd(1, 5, 7);
   }
   SLIPSTREAM_INLINE __m512i load(const int32_t* c) { return _mm512_load_si512(c); }
 };
 
-// One of the two products: a group of a block times the activations in tile 4, into c[16 rows][kWide].
-template <class Form>
-SLIPSTREAM_INLINE void products(Which<0>, const uint8_t* wide, typename Form::Real* c) {
-  _tile_loadd(6, wide, 64);
-  _tile_loadd(7, wide + Form::kWideBytes / 2, 64);
-  _tile_zero(0);
-  _tile_zero(1);
-  Form::multiply(Which<0>());
-  _tile_stored(0, c, kWide * 4);
-  _tile_stored(1, c + 16, kWide * 4);
-}
+// One tile of columns of a strip: what it reads, and the memory between its steps.
+template <class Store, class Form>
+struct Work {
+  static constexpr int kWide = Form::kDepth * 64;                                  // bytes of a widened group
+  static constexpr bool kAsIs = !Store::kFour && Form::kDepth == 8;                // bytes need no widening
+  static constexpr int kLines = ((Store::kBytes + 63) / 64 + 1) / 2;               // to fetch with each group
+  alignas(64) uint8_t wide[2 * kWide] = {};
+  alignas(64) typename Form::Real c[2 * 256] = {};  // products [groups][16 rows][16 columns]
 
-template <class Form>
-SLIPSTREAM_INLINE void products(Which<1>, const uint8_t* wide, typename Form::Real* c) {
-  _tile_loadd(6, wide, 64);
-  _tile_loadd(7, wide + Form::kWideBytes / 2, 64);
-  _tile_zero(2);
-  _tile_zero(3);
-  Form::multiply(Which<1>());
-  _tile_stored(2, c, kWide * 4);
-  _tile_stored(3, c + 16, kWide * 4);
-}
+  const Strip* strip;
+  const uint8_t* x;     // activations of the strip's first group
+  const uint8_t* next;  // codes to fetch
+  int tile;
 
-// One pass: up to 16 rows from `row` of one or two blocks, which start at `codes`, `bytes` apart.
-struct Pass {
-  const Product& job;
-  const uint8_t* codes;
-  size_t bytes;
-  int row, count;
-  size_t place(int group) const { return static_cast<size_t>(row / 16) * job.groups + group; }
-};
-
-template <class Form>
-struct Scratch {
-  alignas(64) uint8_t wide[2][Form::kWideBytes];  // of the two products, as the next two
-  alignas(64) typename Form::Real c[16 * kWide];
-  alignas(64) float totals[16 * kWide];  // [rows][blocks][32 columns]
-};
-
-// Adds the two products, or one, to the rows' totals.
-template <class Store, class Form, int kBlocks, int kGroups>
-SLIPSTREAM_INLINE void add_products(const Pass& pass, int group, const Scale* s, Scratch<Form>& scratch) {
-  const float* factors = pass.job.factors + pass.place(group) * layout::kFactors;
-  for (int r = 0; r < pass.count; r++, factors++) {
-#pragma GCC unroll 4
-    for (int half = 0; half < 2 * kBlocks; half++) {
-      float* place = scratch.totals + r * kWide + half * 16;
-      const auto* c = scratch.c + r * kWide + half * 16;
-      __m512 total = _mm512_load_ps(place);
-#pragma GCC unroll 2
-      for (int g = 0; g < kGroups; g++) {
-        const Scale& scale = s[g + half / 2];
-        total = add_scaled<Store::kShifted>(total, Form::load(c + g * 32), scale.d[half % 2], scale.m[half % 2],
-                                            factors + g * layout::kFactors);
-      }
-      _mm512_store_ps(place, total);
-    }
+  const uint8_t* codes(int group) const { return Store::at(strip->block, group) + tile * Store::kTileCodes; }
+  void start(const Strip& now, int which) {
+    strip = &now;
+    tile = which;
+    x = now.job.values + now.place(now.first) * Form::kChunkBytes;
+    next = now.next + which * (now.last - now.first) * kLines * 64;
   }
+};
+
+// Widens `count` groups for the tiles.
+template <int kCount, class Store, class Form>
+SLIPSTREAM_INLINE void widen_groups(Work<Store, Form>& work, int group) {
+  if (work.kAsIs) return;
+#pragma GCC unroll 2
+  for (int i = 0; i < kCount; i++) Form::widen(work.codes(group + i), work.wide + i * work.kWide);
+  settle();
 }
 
-// Two products, of kBlocks blocks and kGroups groups (1 and 2 or 2 and 1), or one.
-template <class Store, class Form, int kBlocks, int kGroups>
-SLIPSTREAM_INLINE void add_groups(const Pass& pass, int group, Scratch<Form>& scratch) {
-  constexpr int kCount = kBlocks * kGroups;
-  Scale s[kCount];
-  const uint8_t* wide[kCount];
+// Starts the products of one or two groups.
+template <int kCount, class Store, class Form>
+SLIPSTREAM_INLINE void multiply_groups(Work<Store, Form>& work, int group) {
+  const uint8_t* x = work.x + static_cast<size_t>(group - work.strip->first) * Form::kChunkBytes;
+  fetch<kCount * Work<Store, Form>::kLines>(work.next);
+  _tile_loadd(4, x, Form::kDepth * 4);
+  _tile_loadd(6, work.kAsIs ? work.codes(group) : work.wide, 64);
+  _tile_zero(0);
+  Form::multiply_first();
+  if (kCount == 2) {
+    _tile_loadd(5, x + Form::kChunkBytes, Form::kDepth * 4);
+    _tile_loadd(7, work.kAsIs ? work.codes(group + 1) : work.wide + work.kWide, 64);
+    _tile_zero(1);
+    Form::multiply_second();
+  }
+  settle();
+}
+
+template <int kCount, class Store, class Form>
+SLIPSTREAM_INLINE void keep_products(Work<Store, Form>& work) {
+  settle();
+  _tile_stored(0, work.c, 64);
+  if (kCount == 2) _tile_stored(1, work.c + 256, 64);
+  settle();
+}
+
+// Adds the kept products to the totals of kRows rows; what lies beyond the rows there are is never written out.
+template <int kCount, int kRows, class Store, class Form>
+SLIPSTREAM_INLINE void add_products(const Work<Store, Form>& work, int group, __m512* totals) {
 #pragma GCC unroll 2
   for (int i = 0; i < kCount; i++) {
-    const uint8_t* start = pass.codes + (kBlocks == 2 ? i : 0) * pass.bytes;
-    const int own = group + (kGroups == 2 ? i : 0);
-    const uint8_t* codes = Store::at(start, own);
-    prefetch<Store::kBytes>(codes);
-    wide[i] = Form::widen(codes, scratch.wide[i]);
-    Store::scales(start, own, codes, s[i]);
+    const Scale s = Store::scale(work.strip->block, group + i, work.tile);
+    const float* factors = work.strip->factors(group + i);
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; r++)
+      totals[r] = add_scaled<Store::kShifted>(totals[r], Form::load(work.c + i * 256 + r * 16), s, factors + r);
+    settle();
   }
-  const uint8_t* x = pass.job.values + pass.place(group) * Form::kChunkBytes;
-  settle();
-  _tile_loadd(4, x, Form::kDepth * 4);
-  products<Form>(Which<0>(), wide[0], scratch.c);
-  if (kGroups == 2) _tile_loadd(4, x + Form::kChunkBytes, Form::kDepth * 4);
-  if (kCount == 2) products<Form>(Which<1>(), wide[kCount - 1], scratch.c + 32);
-  settle();
-  add_products<Store, Form, kBlocks, kGroups>(pass, group, s, scratch);
 }
 
-template <class Store, class Form, int kBlocks, int kGroups>
-void add_blocks(const Pass& pass, int block, Scratch<Form>& scratch) {
-  std::memset(scratch.totals, 0, sizeof(float) * kWide * pass.count);
-  int group = 0;
-  for (; group + kGroups <= pass.job.groups; group += kGroups)
-    add_groups<Store, Form, kBlocks, kGroups>(pass, group, scratch);
-  if (group < pass.job.groups) add_groups<Store, Form, kBlocks, 1>(pass, group, scratch);
-  for (int b = 0; b < kBlocks; b++)
-    write_totals(pass.job, block + b, pass.row, pass.count, scratch.totals + b * 32, kWide);
+template <int kRows, class Store, class Form>
+void tile_strip(Work<Store, Form>& work) {
+  const Strip& strip = *work.strip;
+  __m512 totals[kRows];
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; r++) totals[r] = open_total(strip, r, work.tile);
+  int group = strip.first, pairs = (strip.last - strip.first) / 2;
+  if (pairs) widen_groups<2>(work, group);
+  for (int p = 0; p < pairs; p++, group += 2) {
+    multiply_groups<2>(work, group);
+    if (p + 1 < pairs) widen_groups<2>(work, group + 2);
+    if (p) add_products<2, kRows>(work, group - 2, totals);
+    keep_products<2>(work);
+  }
+  if (pairs) add_products<2, kRows>(work, group - 2, totals);
+  if (group < strip.last) {
+    widen_groups<1>(work, group);
+    multiply_groups<1>(work, group);
+    keep_products<1>(work);
+    add_products<1, kRows>(work, group, totals);
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; r++) close_total(strip, r, work.tile, totals[r]);
 }
 
 template <class Store, class Form>
 void grouped(const Product& job) {
-  Scratch<Form> scratch;
-  const size_t bytes = Store::block_bytes(job.groups);
-  const int step = job.rows > kManyRows ? 2 : 1;
+  Work<Store, Form> work;
   int shaped = 0;
-  for (int block = job.first; block < job.last; block += step)
-    for (int row = 0; row < job.rows; row += 16) {
-      int count = job.rows - row < 16 ? job.rows - row : 16;
-      if (count != shaped) load_shapes(shaped = count, Form::kDepth);
-      Pass pass{job, job.codes + block * bytes, bytes, row, count};
-      step == 2 && block + 1 < job.last ? add_blocks<Store, Form, 2, 1>(pass, block, scratch)
-                                        : add_blocks<Store, Form, 1, 2>(pass, block, scratch);
+  each_strip<Store>(job, [&](const Strip& strip) {
+    if (strip.count != shaped) load_shapes(shaped = strip.count, Form::kDepth);
+    for (int tile = 0; tile < 2; tile++) {
+      work.start(strip, tile);
+      if (strip.count <= 4)
+        tile_strip<4>(work);
+      else if (strip.count <= 8)
+        tile_strip<8>(work);
+      else if (strip.count <= 12)
+        tile_strip<12>(work);
+      else
+        tile_strip<16>(work);
     }
+  });
   _tile_release();
 }
 

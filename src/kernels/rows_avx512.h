@@ -1,7 +1,6 @@
 // Products row by row with AVX-512 dot products of bfloat16 pairs (BF16) and byte quads (VNNI).
 //
-// Each group is widened once into the first-level cache; rows then run over it four at a time. A row's total never
-// depends on how many share the pass: every chain of additions belongs to one row.
+// A row's total never depends on how many share the pass: every chain of additions belongs to one row.
 #pragma once
 
 #include "vectors_avx512.h"
@@ -32,102 +31,103 @@ SLIPSTREAM_INLINE void dot_pairs(const uint8_t* pairs, const uint8_t* x, __m512 
   }
 }
 
-// Eight quads of up to four rows (32 bytes apart) times a group of bytes. VNNI wants one side unsigned: signed weights
-// are raised by 128, and 128 times the sum of the row's codes is taken away.
-template <bool kSigned, int kCount>
-SLIPSTREAM_INLINE void dot_quads(const uint8_t* quads, const uint8_t* x, const float* factors, __m512i (*c)[2]) {
-  const __m512i raise = _mm512_set1_epi8(static_cast<char>(0x80));
-  for (int r = 0; r < kCount; r++) {
-    int32_t sum;
-    std::memcpy(&sum, factors + 32 + r, 4);
-    c[r][0] = c[r][1] = kSigned ? _mm512_set1_epi32(-128 * sum) : _mm512_setzero_si512();
-  }
-#pragma GCC unroll 8
-  for (int q = 0; q < 8; q++) {
-    __m512i left = _mm512_load_si512(quads + q * 64), right = _mm512_load_si512(quads + 512 + q * 64);
-    if (kSigned) left = _mm512_xor_si512(left, raise), right = _mm512_xor_si512(right, raise);
-    for (int r = 0; r < kCount; r++) {
-      __m512i quad = spread(x + r * 32 + q * 4);
-      c[r][0] = _mm512_dpbusd_epi32(c[r][0], left, quad);
-      c[r][1] = _mm512_dpbusd_epi32(c[r][1], right, quad);
-    }
-  }
-}
-
-template <bool kShifted, int kCount, class Product32>
-SLIPSTREAM_INLINE void add_rows(const Scale& s, Product32 (*c)[2], const float* factors, float* totals) {
-  for (int r = 0; r < kCount; r++)
-    for (int t = 0; t < 2; t++) {
-      float* total = totals + r * 32 + t * 16;
-      _mm512_store_ps(total, add_scaled<kShifted>(_mm512_load_ps(total), c[r][t], s.d[t], s.m[t], factors + r));
-    }
-}
-
-// Weights in groups with scales; activations in bfloat16.
+// Weights in groups with scales, activations in bfloat16: a group is widened once, rows run over it four at a time.
 template <class Store>
 struct PairRows {
   static constexpr int kRowBytes = 64;
-  SLIPSTREAM_INLINE const uint8_t* widen(const uint8_t* codes, uint8_t* wide) {
-    for (int t = 0; t < 2; t++)
-      Store::kFour ? widen_four(codes + t * 256, wide + t * 1024) : widen_eight(codes + t * 512, wide + t * 1024);
-    return wide;
+  alignas(64) uint8_t wide[2048];
+
+  SLIPSTREAM_INLINE void open(PairRows& own, const uint8_t* codes) {
+    for (int t = 0; t < 2; t++) {
+      const uint8_t* tile = codes + t * Store::kTileCodes;
+      Store::kFour ? widen_four(tile, own.wide + t * 1024) : widen_eight(tile, own.wide + t * 1024);
+    }
   }
   template <int kCount>
-  SLIPSTREAM_INLINE void add(const uint8_t* wide, const Scale& s, const uint8_t* x, const float* factors, float* totals) {
-    __m512 c[kCount][2];
+  SLIPSTREAM_INLINE void multiply(const PairRows& own, const uint8_t* x, const float*, __m512 (*c)[2]) {
     for (int r = 0; r < kCount; r++) c[r][0] = c[r][1] = _mm512_setzero_ps();
-    dot_pairs<kCount>(wide, x, c);
-    add_rows<Store::kShifted, kCount>(s, c, factors, totals);
+    dot_pairs<kCount>(own.wide, x, c);
   }
+  using Real = __m512;
+  static constexpr int kMost = kTogether;
 };
 
-// The same with 8-bit activations.
+// The same with 8-bit activations: a group's sixteen vectors stay in registers, rows run over them one by one. VNNI wants
+// one side unsigned: signed weights are raised by 128, and 128 times the sum of the row's codes is taken away.
 template <class Store>
 struct QuadRows {
   static constexpr int kRowBytes = 32;
-  SLIPSTREAM_INLINE const uint8_t* widen(const uint8_t* codes, uint8_t* wide) {
-    if (!Store::kFour) return codes;
-    for (int t = 0; t < 2; t++) widen_bytes(codes + t * 256, wide + t * 512);
-    return wide;
+  __m512i quads[2][8];
+
+  SLIPSTREAM_INLINE void open(QuadRows& own, const uint8_t* codes) {
+    const __m512i low = _mm512_set1_epi8(15), raise = _mm512_set1_epi8(static_cast<char>(0x80));
+#pragma GCC unroll 2
+    for (int t = 0; t < 2; t++) {
+      const uint8_t* tile = codes + t * Store::kTileCodes;
+#pragma GCC unroll 4
+      for (int v = 0; v < 4; v++) {
+        __m512i lane = _mm512_load_si512(tile + v * 64);
+        own.quads[t][v] = Store::kFour ? _mm512_and_si512(lane, low) : _mm512_xor_si512(lane, raise);
+        own.quads[t][v + 4] = Store::kFour ? _mm512_and_si512(_mm512_srli_epi16(lane, 4), low)
+                                           : _mm512_xor_si512(_mm512_load_si512(tile + (v + 4) * 64), raise);
+      }
+    }
   }
   template <int kCount>
-  SLIPSTREAM_INLINE void add(const uint8_t* wide, const Scale& s, const uint8_t* x, const float* factors, float* totals) {
-    __m512i c[kCount][2];
-    dot_quads<!Store::kFour, kCount>(wide, x, factors, c);
-    add_rows<Store::kShifted, kCount>(s, c, factors, totals);
+  SLIPSTREAM_INLINE void multiply(const QuadRows& own, const uint8_t* x, const float* factors, __m512i (*c)[2]) {
+    int32_t sum;
+    std::memcpy(&sum, factors + 32, 4);
+    c[0][0] = c[0][1] = Store::kFour ? _mm512_setzero_si512() : _mm512_set1_epi32(-128 * sum);
+#pragma GCC unroll 8
+    for (int q = 0; q < 8; q++) {
+      __m512i quad = spread(x + q * 4);
+      c[0][0] = _mm512_dpbusd_epi32(c[0][0], own.quads[0][q], quad);
+      c[0][1] = _mm512_dpbusd_epi32(c[0][1], own.quads[1][q], quad);
+    }
   }
+  using Real = __m512i;
+  static constexpr int kMost = 1;
 };
 
-template <class Form>
-SLIPSTREAM_INLINE void add_chunk(const uint8_t* wide, const Scale& s, const uint8_t* x, const float* factors, int count,
-                                 float* totals) {
+template <class Store, class Form, int kCount>
+SLIPSTREAM_INLINE void add_rows(const Form& own, const Scale* s, const uint8_t* x, const float* factors, float* totals) {
+  typename Form::Real c[kCount][2];
+  Form::template multiply<kCount>(own, x, factors, c);
+  for (int r = 0; r < kCount; r++)
+    for (int t = 0; t < 2; t++) {
+      float* total = totals + r * 32 + t * 16;
+      _mm512_store_ps(total, add_scaled<Store::kShifted>(_mm512_load_ps(total), c[r][t], s[t], factors + r));
+    }
+}
+
+template <class Store, class Form>
+SLIPSTREAM_INLINE void add_group(const Strip& strip, int group, const uint8_t* x, float* totals) {
+  Form own;
+  Form::open(own, Store::at(strip.block, group));
+  const Scale s[2] = {Store::scale(strip.block, group, 0), Store::scale(strip.block, group, 1)};
+  const float* factors = strip.factors(group);
   int r = 0;
-  for (; r + kTogether <= count; r += kTogether)
-    Form::template add<kTogether>(wide, s, x + r * Form::kRowBytes, factors + r, totals + r * 32);
-  for (; r < count; r++) Form::template add<1>(wide, s, x + r * Form::kRowBytes, factors + r, totals + r * 32);
+  for (; r + Form::kMost <= strip.count; r += Form::kMost)
+    add_rows<Store, Form, Form::kMost>(own, s, x + r * Form::kRowBytes, factors + r, totals + r * 32);
+  for (; r < strip.count; r++)
+    add_rows<Store, Form, 1>(own, s, x + r * Form::kRowBytes, factors + r, totals + r * 32);
 }
 
 template <class Store, class Form>
 void by_rows(const Product& job) {
-  alignas(64) uint8_t wide[2048];
   alignas(64) float totals[16 * 32];
-  for (int block = job.first; block < job.last; block++) {
-    const uint8_t* start = job.codes + block * Store::block_bytes(job.groups);
-    for (int row = 0; row < job.rows; row += 16) {
-      int count = job.rows - row < 16 ? job.rows - row : 16;
-      std::memset(totals, 0, sizeof totals);
-      const size_t chunk = static_cast<size_t>(row / 16) * job.groups;
-      for (int g = 0; g < job.groups; g++) {
-        const uint8_t* codes = Store::at(start, g);
-        prefetch<Store::kBytes>(codes);
-        Scale s;
-        Store::scales(start, g, codes, s);
-        add_chunk<Form>(Form::widen(codes, wide), s, job.values + (chunk + g) * 16 * Form::kRowBytes,
-                        job.factors + (chunk + g) * layout::kFactors, count, totals);
-      }
-      write_totals(job, block, row, count, totals, 32);
+  each_strip<Store>(job, [&](const Strip& strip) {
+    for (int r = 0; r < strip.count; r++)
+      for (int t = 0; t < 2; t++) _mm512_store_ps(totals + r * 32 + t * 16, open_total(strip, r, t));
+    const uint8_t* x = job.values + strip.place(strip.first) * 16 * Form::kRowBytes;
+    const uint8_t* next = strip.next;
+    for (int group = strip.first; group < strip.last; group++, x += 16 * Form::kRowBytes) {
+      fetch<(Store::kBytes + 63) / 64>(next);
+      add_group<Store, Form>(strip, group, x, totals);
     }
-  }
+    for (int r = 0; r < strip.count; r++)
+      for (int t = 0; t < 2; t++) close_total(strip, r, t, _mm512_load_ps(totals + r * 32 + t * 16));
+  });
 }
 
 }  // namespace

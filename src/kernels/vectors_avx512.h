@@ -21,9 +21,17 @@ SLIPSTREAM_INLINE void prefetch(const uint8_t* codes) {
   for (int i = 0; i < kBytes; i += 64) _mm_prefetch(reinterpret_cast<const char*>(codes + kAhead + i), _MM_HINT_T1);
 }
 
-// d and m of one group: columns 0-15 and 16-31.
+// Fetches kLines lines, the next ones of a stream that is read once.
+template <int kLines>
+SLIPSTREAM_INLINE void fetch(const uint8_t*& stream) {
+#pragma GCC unroll 32
+  for (int i = 0; i < kLines; i++) _mm_prefetch(reinterpret_cast<const char*>(stream + i * 64), _MM_HINT_T1);
+  stream += kLines * 64;
+}
+
+// d and m of 16 columns of one group.
 struct Scale {
-  __m512 d[2], m[2];
+  __m512 d, m;
 };
 
 SLIPSTREAM_INLINE __m512 halves(const uint8_t* from) {
@@ -38,24 +46,25 @@ SLIPSTREAM_INLINE __m512 bytes(const uint8_t* from) {
 struct HalfGroups {
   static constexpr int kBytes = layout::kHalfGroup;
   static constexpr bool kShifted = true, kFour = true;
+  static constexpr int kTileCodes = layout::kFourCodes / 2;
   static size_t block_bytes(int groups) { return static_cast<size_t>(groups) * kBytes; }
   static const uint8_t* at(const uint8_t* block, int group) { return block + static_cast<size_t>(group) * kBytes; }
-  SLIPSTREAM_INLINE void scales(const uint8_t*, int, const uint8_t* codes, Scale& s) {
-    for (int t = 0; t < 2; t++) s.d[t] = halves(codes + layout::kFourCodes + t * 32);
-    for (int t = 0; t < 2; t++) s.m[t] = halves(codes + layout::kFourCodes + 64 + t * 32);
+  SLIPSTREAM_INLINE Scale scale(const uint8_t* block, int group, int tile) {
+    const uint8_t* own = at(block, group) + layout::kFourCodes + tile * 32;
+    return {halves(own), halves(own + 64)};
   }
 };
 
 struct SuperGroups {
   static constexpr int kBytes = layout::kSuperGroup;
   static constexpr bool kShifted = true, kFour = true;
+  static constexpr int kTileCodes = layout::kFourCodes / 2;
   static size_t block_bytes(int groups) { return layout::super_offset(groups) - layout::kHeader; }
   static const uint8_t* at(const uint8_t* block, int group) { return block + layout::super_offset(group); }
-  SLIPSTREAM_INLINE void scales(const uint8_t* block, int group, const uint8_t* codes, Scale& s) {
-    const uint8_t* header = block + layout::super_offset(group & ~7) - layout::kHeader;
-    const uint8_t* factors = codes + layout::kFourCodes;
-    for (int t = 0; t < 2; t++) s.d[t] = _mm512_mul_ps(halves(header + t * 32), bytes(factors + t * 16));
-    for (int t = 0; t < 2; t++) s.m[t] = _mm512_mul_ps(halves(header + 64 + t * 32), bytes(factors + 32 + t * 16));
+  SLIPSTREAM_INLINE Scale scale(const uint8_t* block, int group, int tile) {
+    const uint8_t* header = block + layout::super_offset(group & ~7) - layout::kHeader + tile * 32;
+    const uint8_t* factors = at(block, group) + layout::kFourCodes + tile * 16;
+    return {_mm512_mul_ps(halves(header), bytes(factors)), _mm512_mul_ps(halves(header + 64), bytes(factors + 32))};
   }
 };
 
@@ -66,14 +75,12 @@ template <bool kWidened>
 struct EightGroups {
   static constexpr int kBytes = layout::kEightGroup;
   static constexpr bool kShifted = false, kFour = false;
+  static constexpr int kTileCodes = layout::kEightCodes / 2;
   static size_t block_bytes(int groups) { return static_cast<size_t>(groups) * kBytes; }
   static const uint8_t* at(const uint8_t* block, int group) { return block + static_cast<size_t>(group) * kBytes; }
-  SLIPSTREAM_INLINE void scales(const uint8_t*, int, const uint8_t* codes, Scale& s) {
-    for (int t = 0; t < 2; t++) {
-      s.d[t] = halves(codes + layout::kEightCodes + t * 32);
-      if (kWidened) s.d[t] = _mm512_mul_ps(s.d[t], _mm512_set1_ps(kWiden));
-    }
-    s.m[0] = s.m[1] = _mm512_setzero_ps();
+  SLIPSTREAM_INLINE Scale scale(const uint8_t* block, int group, int tile) {
+    __m512 d = halves(at(block, group) + layout::kEightCodes + tile * 32);
+    return {kWidened ? _mm512_mul_ps(d, _mm512_set1_ps(kWiden)) : d, _mm512_setzero_ps()};
   }
 };
 
@@ -133,16 +140,63 @@ SLIPSTREAM_INLINE void widen_bytes(const uint8_t* codes, uint8_t* quads) {
 
 // total += product * d + sum * m, for 16 columns of one row.
 template <bool kShifted>
-SLIPSTREAM_INLINE __m512 add_scaled(__m512 total, __m512 product, __m512 d, __m512 m, const float* factors) {
-  total = _mm512_fmadd_ps(product, d, total);
-  return kShifted ? _mm512_fmadd_ps(_mm512_set1_ps(factors[16]), m, total) : total;
+SLIPSTREAM_INLINE __m512 add_scaled(__m512 total, __m512 product, const Scale& s, const float* factors) {
+  total = _mm512_fmadd_ps(product, s.d, total);
+  return kShifted ? _mm512_fmadd_ps(_mm512_set1_ps(factors[16]), s.m, total) : total;
 }
 
 // The same for a product of 8-bit numbers.
 template <bool kShifted>
-SLIPSTREAM_INLINE __m512 add_scaled(__m512 total, __m512i product, __m512 d, __m512 m, const float* factors) {
+SLIPSTREAM_INLINE __m512 add_scaled(__m512 total, __m512i product, const Scale& s, const float* factors) {
   __m512 real = _mm512_mul_ps(_mm512_cvtepi32_ps(product), _mm512_set1_ps(factors[0]));
-  return add_scaled<kShifted>(total, real, d, m, factors);
+  return add_scaled<kShifted>(total, real, s, factors);
+}
+
+// Groups are worked through in strips, so that the activations of a strip stay in the first-level cache while all blocks
+// go by; between strips the totals lie in y. A total is the same chain of additions wherever it rests.
+constexpr int kStrip = 48;
+
+struct Strip {
+  const Product& job;
+  const uint8_t* block;  // where the block's storage starts
+  const uint8_t* next;   // first of the codes to fetch meanwhile
+  int index, first, last, row, count;  // block; groups first..last; up to 16 rows from `row`
+  size_t place(int group) const { return static_cast<size_t>(row / 16) * job.groups + group; }
+  const float* factors(int group) const { return job.factors + place(group) * layout::kFactors; }
+  float* y(int tile) const { return job.y + static_cast<size_t>(row) * job.stride + index * 32 + tile * 16; }
+  // the columns of a tile that exist
+  __mmask16 mask(int tile) const {
+    int width = job.out - index * 32 - tile * 16;
+    return width >= 16 ? 0xffff : width <= 0 ? 0 : static_cast<__mmask16>((1 << width) - 1);
+  }
+};
+
+template <class Store, class Visit>
+SLIPSTREAM_INLINE void each_strip(const Product& job, const Visit& visit) {
+  const size_t bytes = Store::block_bytes(job.groups);
+  for (int first = 0; first < job.groups; first += kStrip) {
+    int last = first + kStrip < job.groups ? first + kStrip : job.groups;
+    for (int index = job.first; index < job.last; index++) {
+      const uint8_t* block = job.codes + index * bytes;
+      const uint8_t* next = index + 1 < job.last ? Store::at(block + bytes, first)
+                                                 : Store::at(job.codes + job.first * bytes, last);
+      for (int row = 0; row < job.rows; row += 16)
+        visit(Strip{job, block, next, index, first, last, row, job.rows - row < 16 ? job.rows - row : 16});
+    }
+  }
+}
+
+// The total of a row before a strip, and after it: with the bias once all groups are in.
+SLIPSTREAM_INLINE __m512 open_total(const Strip& strip, int r, int tile) {
+  if (!strip.first || r >= strip.count) return _mm512_setzero_ps();
+  return _mm512_maskz_loadu_ps(strip.mask(tile), strip.y(tile) + static_cast<size_t>(r) * strip.job.stride);
+}
+
+SLIPSTREAM_INLINE void close_total(const Strip& strip, int r, int tile, __m512 total) {
+  if (r >= strip.count) return;
+  const float* bias = strip.last == strip.job.groups ? strip.job.bias : nullptr;
+  if (bias) total = _mm512_add_ps(total, _mm512_loadu_ps(bias + strip.index * 32 + tile * 16));
+  _mm512_mask_storeu_ps(strip.y(tile) + static_cast<size_t>(r) * strip.job.stride, strip.mask(tile), total);
 }
 
 // Adds the bias to totals [count][stride] and writes the block's 32 columns.
