@@ -148,8 +148,6 @@ def test_a_draft_model_rounds_the_finer_codes_of_its_file_to_four_bits(tmp_path:
     way = decoders.draft_way("", torch.bfloat16, "cpu")
     drafts = decoders.open_decoder(file, way, torch.bfloat16, "cpu", **sizes)
     exact = decoders.open_decoder(file, decoders.Way(True, "int4"), torch.bfloat16, "cpu", **sizes)
-    held = [sum(m.nbytes for m in decoder.net.weights.matrices) for decoder in (drafts, exact)]
-    assert held[0] < held[1]
     ours, theirs = drafts.nodes([0], ids)[0], exact.nodes([0], ids)[0]
     assert 0 < (ours - theirs).norm() < 0.3 * theirs.norm()
 
