@@ -9,7 +9,7 @@ MODEL  := smollm2-135m-instruct
 # threads that spin while they wait make a busy machine several times slower
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: demo speculators test test-slow test-big test-gpu check fix bench docs clean
+.PHONY: demo speculators test test-slow test-big test-gpu check fix bench bench-gpu docs clean
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -62,6 +62,10 @@ fix: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/slipstream models pull $(MODEL)
 	$(BIN)/python -m slipstream.measure.bench $(BENCH)
+
+# one prepared run of a few minutes, with the environment's own torch like test-gpu
+bench-gpu:
+	PYTHONPATH=src $(PYTHON) -m slipstream.measure.bench_gpu $(BENCH)
 
 docs: $(STAMP)
 	$(BIN)/python -m slipstream.cli.docs

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from slipstream.devices import Faults, moved, on_host
 from slipstream.engine.stats import Clock
 from slipstream.sampling import token_logprobs
 from slipstream.types import Delta, Draft, Laws, Rngs, Scores, Sequence, Token, Verdict
@@ -50,8 +51,8 @@ class RoundTrace:
     kept: int
 
 
-def to_host(work: Round) -> list[Found]:
-    """Bring the verdict over in one transfer."""
+def to_host(work: Round, faults: Faults | None = None) -> list[Found]:
+    """Bring the verdict over in one transfer, with the refusals noted on the way; raise the first that holds."""
     draft, verdict, bad = work.draft, work.verdict, work.laws.bad
     assert verdict is not None
     nodes = verdict.path.clamp(min=0)
@@ -60,7 +61,15 @@ def to_host(work: Round) -> list[Found]:
     if bad is not None:
         columns += [bad[:, :1].long(), bad.gather(1, nodes).long()]
     depth = verdict.path.shape[1]
-    return [_found(line, depth, bad is not None) for line in torch.cat(columns, 1).tolist()]
+    table, noted = torch.cat(columns, 1), None if faults is None else faults.flags()
+    if faults is None or noted is None:
+        lines = table.tolist()
+    else:
+        flat = torch.cat([table.flatten(), noted]).tolist()
+        size, width = table.numel(), table.shape[1]
+        faults.settle(flat[size:])
+        lines = [flat[at : at + width] for at in range(0, size, width)]
+    return [_found(line, depth, bad is not None) for line in lines]
 
 
 def _found(line: list[int], depth: int, checked: bool) -> Found:
@@ -104,12 +113,12 @@ def add_logprobs(work: Round, b: int, tokens: list[Token], path: list[int], proc
     if k is None or not tokens:
         return
     logits = work.scores.logits
-    nodes = torch.tensor([0, *path], device=logits.device)
+    nodes = moved(torch.tensor([0, *path]), logits.device)
     laws: Laws | None = None
     if processed:
         p, points = work.laws.probs, work.laws.points
         laws = Laws(None if p is None else p[b, nodes], None if points is None else points[b, nodes])
-    ids = torch.tensor([t.id for t in tokens], device=logits.device)
+    ids = [t.id for t in tokens]
     for token, (own, top) in zip(tokens, token_logprobs(logits[b, nodes], ids, k, processed=laws), strict=True):
         token.logprob, token.top_logprobs = own, top
 
@@ -117,5 +126,5 @@ def add_logprobs(work: Round, b: int, tokens: list[Token], path: list[int], proc
 def trace_of(work: Round, b: int, found: Found, kept: int) -> RoundTrace:
     """Describe row b's round for a viewer."""
     nodes = found.drafted + 1
-    tokens, parents = work.draft.tokens[b, :nodes].tolist(), work.draft.parents[b, :nodes].tolist()
+    tokens, parents = (on_host(t)[b, :nodes].tolist() for t in (work.draft.tokens, work.draft.parents))
     return RoundTrace(work.rows[b], tokens, parents, found.path, found.tokens[-1], kept)
