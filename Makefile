@@ -9,9 +9,10 @@ MODEL  := smollm2-135m-instruct
 # threads that spin while they wait make a busy machine several times slower
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: demo speculators test test-slow test-big test-gpu check fix bench bench-gpu docs clean
+.PHONY: demo speculators test test-slow test-big test-gpu check fix bench bench-gpu bench-kernels sanitize docs clean
 
-$(STAMP): pyproject.toml constraints.txt
+# A changed kernel source is built by installing again.
+$(STAMP): pyproject.toml constraints.txt CMakeLists.txt $(wildcard src/kernels/*)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $@
@@ -66,6 +67,14 @@ bench: $(STAMP)
 # one prepared run of a few minutes, with the environment's own torch like test-gpu
 bench-gpu:
 	PYTHONPATH=src $(PYTHON) -m slipstream.measure.bench_gpu $(BENCH)
+
+# The CPU kernels against the machine's memory; BENCH=--check fails where a limit is missed.
+bench-kernels: $(STAMP)
+	$(BIN)/python -m slipstream.measure.bench_kernels $(BENCH)
+
+# The kernels' tests under the address and undefined-behaviour sanitizers; needs g++ or clang.
+sanitize: $(STAMP)
+	PYTHON=$(BIN)/python tests/sanitize_kernels.sh
 
 docs: $(STAMP)
 	$(BIN)/python -m slipstream.cli.docs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import pytest
 
@@ -15,6 +16,15 @@ def _seeded() -> None:
     import torch
 
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _own_profiles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Costs measured beside other tests are no costs to keep."""
+    folder = tmp_path_factory.mktemp("profiles")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("slipstream.profiles.profiles_dir", lambda: folder)
+        yield
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from slipstream.checkpoints.draft_shapes import expected_shapes
 from slipstream.nets.draft_config import (
     Block,
     Body,
@@ -90,91 +91,5 @@ def _config(algorithm: str, vocab: int) -> DraftConfig:
 
 
 def shapes(config: DraftConfig) -> dict[str, tuple[int, ...]]:
-    """Canonical tensor names and shapes of a config."""
-    out: dict[str, tuple[int, ...]] = {}
-    f, v, wide = config.features, config.vocab, len(config.features.taps) * config.features.width
-    if config.algorithm == "medusa":
-        return _medusa(config)
-    b = config.body
-    assert b is not None
-    if v.own_embed:
-        out["embed.weight"] = (v.target, b.hidden)
-    if v.own_head:
-        out["head.weight"] = (v.draft, b.hidden)
-    if f.fused:
-        out["fc.weight"] = (b.hidden, 2 * b.hidden if config.algorithm == "eagle" else wide)
-        if f.bias:
-            out["fc.bias"] = (b.hidden,)
-    if f.norm == "each":
-        out |= {f"fc_norm.{c}.weight": (f.width,) for c in range(len(f.taps))}
-    if f.norm == "whole":
-        out["input_norm.weight"] = (wide,)
-    if config.algorithm != "eagle":
-        out["norm.weight"] = (b.hidden,)
-    if config.algorithm in ("dflash", "dflash2", "dspark"):
-        out["hidden_norm.weight"] = (b.hidden,)
-    if config.algorithm == "peagle":
-        out["mask_hidden"] = (wide,)
-    for i in range(b.layers):
-        out |= _layer(config, b, i)
-    return out | _dspark(config, b) | _dflash2(config, b)
-
-
-def _layer(config: DraftConfig, b: Body, i: int) -> dict[str, tuple[int, ...]]:
-    at, q, kv = f"layers.{i}", b.heads * b.head_dim, b.kv_heads * b.head_dim
-    first = i == 0 and config.algorithm in ("eagle3", "peagle")
-    wide = 2 * b.hidden if first else b.hidden
-    out = {f"{at}.self_attn.{n}_proj.weight": (s, wide) for n, s in (("q", q), ("k", kv), ("v", kv))}
-    out[f"{at}.self_attn.o_proj.weight"] = (b.hidden, q)
-    if "qkv" in b.biases:
-        out |= {f"{at}.self_attn.{n}_proj.bias": (s,) for n, s in (("q", q), ("k", kv), ("v", kv))}
-    if "out" in b.biases:
-        out[f"{at}.self_attn.o_proj.bias"] = (b.hidden,)
-    if b.qk_norm:
-        out |= {f"{at}.self_attn.{n}_norm.weight": (b.head_dim,) for n in "qk"}
-    out |= {f"{at}.mlp.{n}_proj.weight": (b.mlp, b.hidden) for n in ("gate", "up")}
-    out[f"{at}.mlp.down_proj.weight"] = (b.hidden, b.mlp)
-    out[f"{at}.post_attention_layernorm.weight"] = (b.hidden,)
-    if config.algorithm != "eagle" or i > 0:
-        out[f"{at}.input_layernorm.weight"] = (b.hidden,)
-    if first:
-        out[f"{at}.hidden_norm.weight"] = (b.hidden,)
-    return out
-
-
-def _dspark(config: DraftConfig, b: Body) -> dict[str, tuple[int, ...]]:
-    m, v, out = config.markov, config.vocab, {}
-    if m.kind != "none":
-        out |= {"markov.w1.weight": (v.target, m.rank), "markov.w2.weight": (v.draft, m.rank)}
-    if m.kind == "gated":
-        out |= {"markov.gate.weight": (m.rank, b.hidden + m.rank), "markov.gate.bias": (m.rank,)}
-    if m.kind == "rnn":
-        out |= {"markov.joint.weight": (3 * m.rank, 2 * m.rank + b.hidden), "markov.joint.bias": (3 * m.rank,)}
-    if m.confidence != "none":
-        wide = b.hidden + (m.rank if m.confidence == "markov" else 0)
-        out |= {"confidence.weight": (1, wide), "confidence.bias": (1,)}
-    return out
-
-
-def _dflash2(config: DraftConfig, b: Body) -> dict[str, tuple[int, ...]]:
-    p, out = config.paths, {}
-    if p is None:
-        return out
-    for i in range(b.layers):
-        for name in ("attention_conv", "mlp_conv"):
-            out[f"layers.{i}.{name}.base"] = (2, p.taps, b.hidden)
-            out[f"layers.{i}.{name}.dynamic.weight"] = (2 * p.taps * b.hidden // p.group, b.hidden)
-    out |= {f"paths.{name}.weight": (config.vocab.target, p.rank) for name in ("before", "after")}
-    return out | {"paths.mix.weight": (p.rank, b.hidden)}
-
-
-def _medusa(config: DraftConfig) -> dict[str, tuple[int, ...]]:
-    heads, h = config.heads, config.features.width
-    assert heads is not None
-    out: dict[str, tuple[int, ...]] = {}
-    for i in range(heads.count):
-        for j in range(heads.blocks):
-            out |= {f"heads.{i}.blocks.{j}.weight": (h, h), f"heads.{i}.blocks.{j}.bias": (h,)}
-        if heads.own:
-            out[f"heads.{i}.head.weight"] = (config.vocab.target, h)
-    return out
+    """Canonical names and shapes of a config's floating-point tensors, in the order they are drawn."""
+    return {name: shape for name, shape in expected_shapes(config).items() if name != "vocab_map"}

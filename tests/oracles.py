@@ -19,6 +19,7 @@ from torch import Tensor
 
 from draft_zoo import shapes
 from oracle_target import LAYERS, THETA, make_target
+from overfit import minimise
 from slipstream import LLM, learned
 from slipstream.measure.doctor.texts import Text, write
 from slipstream.measure.workloads import Prompt
@@ -57,13 +58,7 @@ def fit(config: DraftConfig, loss: Loss, *, steps: int, fixed: dict[str, Tensor]
         if name == "norm.weight":
             tensors[name] = x.sign() * (1 + 0.2 * x.abs())  # what was normed points elsewhere than what was not
         tensors[name].requires_grad_()
-    optimiser = torch.optim.Adam(tensors.values(), lr=5e-3)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 1e-2, total_steps=steps)
-    for _ in range(steps):
-        optimiser.zero_grad()
-        loss({**tensors, **(fixed or {})}).backward()
-        optimiser.step()
-        schedule.step()
+    minimise(tensors, lambda w: loss({**w, **(fixed or {})}), steps, 1e-2)
     return DraftCheckpoint(config, {k: v.detach() for k, v in tensors.items()} | (fixed or {}))
 
 

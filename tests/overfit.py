@@ -6,15 +6,21 @@ A drafter wired as it was trained is nearly always accepted on those texts; with
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 import block_reference
 from draft_zoo import shapes
+from slipstream.control.budget import FixedBudget
+from slipstream.engine import Engine, EngineOptions
 from slipstream.nets.decoder import CachedDecoder
 from slipstream.nets.draft_config import DraftCheckpoint, DraftConfig, Tables
+from slipstream.sampling import RequestRngs
+from slipstream.targets.native import NativeTarget
+from slipstream.types import Drafter, SamplingParams, Sequence
+from slipstream.verify import RULES
 
 
 @dataclass(frozen=True)
@@ -45,6 +51,43 @@ def tables_of(decoder: CachedDecoder) -> Tables:
     return Tables(net.embed, net.logits, c.vocab, net.config.vocab, c.hidden, net.dtype, net.device)
 
 
+def decode(
+    decoder: CachedDecoder, drafter: Drafter, prompts: list[list[int]], *, tokens: int, budget: int, rule: str = "chain"
+) -> list[Sequence]:
+    """Continue all prompts greedily by `tokens` tokens, as one batch; return their rows."""
+    target = NativeTarget(decoder, drafter.needs.taps)
+    engine = Engine(target, drafter, RULES[rule], FixedBudget(budget), EngineOptions(max_rows=4), make_rngs=RequestRngs)
+    params = SamplingParams(max_tokens=tokens, ignore_eos=True)
+    rows = [Sequence(i, list(prompt), len(prompt), params) for i, prompt in enumerate(prompts)]
+    for row in rows:
+        engine.add(row)
+    while not engine.idle:
+        engine.step()
+    assert all(row.generated == tokens for row in rows)
+    return rows
+
+
+def tokens_per_round(rows: list[Sequence]) -> float:
+    """Mean tokens of a round."""
+    return sum(row.generated for row in rows) / sum(row.rounds for row in rows)
+
+
+def changed(found: DraftCheckpoint, **changes: object) -> DraftCheckpoint:
+    """The drafter with other fields in its record."""
+    return replace(found, config=replace(found.config, **changes))  # type: ignore[arg-type]
+
+
+def minimise(tensors: dict[str, Tensor], loss: Callable[[dict[str, Tensor]], Tensor], steps: int, rate: float) -> None:
+    """Train tensors in place, which need gradients; the learning rate rises to `rate` and falls again."""
+    optimiser = torch.optim.Adam(tensors.values())
+    plan = torch.optim.lr_scheduler.OneCycleLR(optimiser, rate, total_steps=steps)
+    for _ in range(steps):
+        optimiser.zero_grad()
+        loss(tensors).backward()
+        optimiser.step()
+        plan.step()
+
+
 def fit(
     config: DraftConfig, loss: Callable[[dict[str, Tensor]], Tensor], *, steps: int, rate: float = 1e-2
 ) -> DraftCheckpoint:
@@ -54,13 +97,7 @@ def fit(
     for name, shape in shapes(config).items():
         x = torch.randn(shape, generator=g)
         tensors[name] = (torch.ones(shape) if "norm" in name else x * shape[-1] ** -0.5).requires_grad_()
-    optimiser = torch.optim.Adam(tensors.values(), lr=rate)
-    plan = torch.optim.lr_scheduler.OneCycleLR(optimiser, rate, total_steps=steps)
-    for _ in range(steps):
-        optimiser.zero_grad()
-        loss(tensors).backward()
-        optimiser.step()
-        plan.step()
+    minimise(tensors, loss, steps, rate)
     return DraftCheckpoint(config, {name: x.detach() for name, x in tensors.items()})
 
 

@@ -50,8 +50,8 @@ def save_tokenizer(folder: Path, extra: list[str]) -> int:
     return tok.get_vocab_size()
 
 
-def save_weights(folder: Path, vocab: int, seed: int, layers: int = 2) -> None:
-    """Save random weights for `CONFIG` with so many layers."""
+def random_maps(vocab: int, seed: int, layers: int) -> tuple[dict[str, torch.Tensor], torch.Generator]:
+    """Random tables and maps for `CONFIG` with so many layers, and the generator that drew them."""
     g = torch.Generator().manual_seed(seed)
     h, inter, kv = CONFIG["hidden_size"], CONFIG["intermediate_size"], 16
     shapes = {"model.embed_tokens.weight": (vocab, h), "lm_head.weight": (vocab, h)}
@@ -60,9 +60,19 @@ def save_weights(folder: Path, vocab: int, seed: int, layers: int = 2) -> None:
         shapes |= {f"{p}self_attn.{n}_proj.weight": (h if n in "qo" else kv, h) for n in "qkvo"}
         shapes |= {f"{p}mlp.{n}_proj.weight": (inter, h) for n in ("gate", "up")}
         shapes[f"{p}mlp.down_proj.weight"] = (h, inter)
-    weights = {name: torch.randn(shape, generator=g) * 0.3 for name, shape in shapes.items()}
-    norms = [f"model.layers.{k}.{n}_layernorm.weight" for k in range(layers) for n in ("input", "post_attention")]
-    weights |= {name: torch.ones(h) for name in [*norms, "model.norm.weight"]}
+    return {name: torch.randn(shape, generator=g) * 0.3 for name, shape in shapes.items()}, g
+
+
+def norm_names(layers: int) -> list[str]:
+    """The norms of a model with so many layers."""
+    names = [f"model.layers.{k}.{n}_layernorm.weight" for k in range(layers) for n in ("input", "post_attention")]
+    return [*names, "model.norm.weight"]
+
+
+def save_weights(folder: Path, vocab: int, seed: int, layers: int = 2) -> None:
+    """Save random weights for `CONFIG` with so many layers."""
+    weights, _ = random_maps(vocab, seed, layers)
+    weights |= {name: torch.ones(CONFIG["hidden_size"]) for name in norm_names(layers)}
     save_file(weights, str(folder / "model.safetensors"), metadata={"format": "pt"})
 
 

@@ -15,6 +15,7 @@ from slipstream.types import RequestError
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+QUANTIZE = ("auto", "none", "int8", "int4", "w8a8")
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")
 MAX_DRAFT_TOKENS = 256
 
@@ -29,15 +30,14 @@ class TargetConfig:
     kind: str = "auto"
     dtype: str = "auto"
     device: str = "auto"
-    quantize: str = "none"
+    quantize: str = "auto"
     max_len: int | None = None
 
     def __post_init__(self) -> None:
         _text("model", self.model)
         choose("dtype", self.dtype, DTYPES)
         _text("device", self.device)
-        if choose("quantize", self.quantize, ("none", "int8", "int4")) != "none":
-            raise RequestError(f"quantize={self.quantize} is not available yet; available: none")
+        choose("quantize", self.quantize, QUANTIZE)
         if self.max_len is not None:
             whole("max_model_len", self.max_len, least=2)
 

@@ -42,6 +42,15 @@ class Parts:
         """Return the names of the drafter's options."""
         return tuple(f.name for f in fields(_load(self.options)))
 
+    def choose(self, **options: Any) -> Any:
+        """Return the drafter's options."""
+        return _load(self.options)(**options)
+
+    def make(self, net: Any, **settings: Any) -> Drafter:
+        """Build the drafter on its network."""
+        drafter: Drafter = _load(self.drafter)(net, **settings)
+        return drafter
+
 
 _EAGLE_OPTIONS = "slipstream.drafters.eagle:EagleOptions"
 ALGORITHMS: Mapping[str, Parts] = MappingProxyType(
@@ -117,7 +126,7 @@ def make_drafter(algorithm: str, opened: Opened, wanted: Wanted) -> tuple[Drafte
         raise RequestError(
             f"{wanted.path} is a drafter of kind {config.algorithm}; use {config.algorithm}:{wanted.path}"
         )
-    opened.notes.extend(f"drafter {wanted.path}: {note}" for note in found.notes)
+    wanted.notes.extend(f"drafter {wanted.path}: {note}" for note in found.notes)
     names = ALGORITHMS[algorithm].option_names()
     options = dict(wanted.options)
     if not wanted.tree and "shape" in names and options.setdefault("shape", "chain") != "chain":
@@ -128,9 +137,8 @@ def make_drafter(algorithm: str, opened: Opened, wanted: Wanted) -> tuple[Drafte
 def assemble(found: DraftCheckpoint, opened: Opened, *, rows: int, options: Mapping[str, Any]) -> tuple[Drafter, Any]:
     """Build the drafter of a checkpoint that was read, and its network."""
     parts, caps = ALGORITHMS[found.config.algorithm], opened.target.caps
-    chosen = _load(parts.options)(**options)
+    chosen = parts.choose(**options)
     net = make_net(found, tables_of(opened), rows=rows, max_len=caps.max_len, max_nodes=caps.max_nodes)
-    make = _load(parts.drafter)
     more: dict[str, Any] = {}
     weighs = parts.sized and (getattr(chosen, "shape", "") == "tree" or getattr(chosen, "schedule", "off") != "off")
     cost = RoundCost(opened.cost()) if weighs else None
@@ -138,7 +146,7 @@ def assemble(found: DraftCheckpoint, opened: Opened, *, rows: int, options: Mapp
         more["seconds"] = cost
     if parts.calibrated:
         more["target"] = opened.name
-    drafter: Drafter = make(net, vocab=caps.vocab, max_rows=rows, device=opened.device, options=chosen, **more)
+    drafter = parts.make(net, vocab=caps.vocab, max_rows=rows, device=opened.device, options=chosen, **more)
     if cost is not None:
         cost.draft = _draft_seconds(drafter, opened, suggested(found.config))
     return drafter, net

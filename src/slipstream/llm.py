@@ -97,7 +97,7 @@ class LLM:
         max_rows: int = 8,
         speculative_config: Mapping[str, Any] | None = None,
         logprobs_mode: str = "raw_logprobs",
-        quantize: str = "none",
+        quantize: str = "auto",
         seed: int | None = None,
         target: str = "auto",
     ) -> None:
@@ -113,26 +113,30 @@ class LLM:
             count = wanted.draft_tokens
         self._bind(build.open_target(target_config, rows=max_rows, draft_tokens=count or 0), wanted, count)
 
-    def _bind(self, opened: build.Opened, wanted: DrafterConfig | Drafter, count: int | None) -> None:
+    def _bind(self, opened: build.Opened, wanted: DrafterConfig | Drafter | build.Guess, count: int | None) -> None:
         rows = self.config.max_rows
-        if isinstance(wanted, DrafterConfig):
+        if isinstance(wanted, build.Guess):
+            guess = wanted
+        elif isinstance(wanted, DrafterConfig):
             tree = build.make_rule(self.config.verify).tree
             guess = build.open_drafter(wanted, opened, rows=rows, tree=tree)
         else:
             guess = build.Guess(wanted, 4 if count is None else count)
-        self.opened = opened
-        self.notes = opened.notes + guess.notes
+        self.opened, self.guess = opened, guess
         self.draft_tokens = guess.draft_tokens
         self.drafter_folder = guess.folder
         self.engine = build.make_engine(opened, guess, self.config)
+        self.notes = opened.notes + guess.notes
 
-    def with_drafter(self, drafter: str | Drafter, *, draft_tokens: int | str | None = "auto") -> LLM:
+    def with_drafter(self, drafter: str | Drafter | build.Guess, *, draft_tokens: int | str | None = "auto") -> LLM:
         """Return another LLM on the same loaded target. They take turns: while one decodes, a request
-        to the other is refused, since both keep their rows in the target's one cache."""
+        to the other is refused, since both keep their rows in the target's one cache. A `Guess` is a drafter that
+        was built already, with all that goes with it."""
         other = LLM.__new__(LLM)
         other.config = self.config
         count = draft_tokens_of(draft_tokens)
-        other._bind(self.opened, _drafter_config(drafter, count, None), count)
+        wanted = drafter if isinstance(drafter, build.Guess) else _drafter_config(drafter, count, None)
+        other._bind(self.opened, wanted, count)
         return other
 
     @property

@@ -222,6 +222,9 @@ class Rngs(Protocol):
     def draft(self, w: Tensor, depth: int, active: Tensor | None = None) -> Tensor:
         """Draw the token at `depth` (1 = the first drafted one) of each row from w [B, V] -> [B]."""
 
+    def draft_nodes(self, w: Tensor, depth: int, owners: Seq[int]) -> Tensor:
+        """Draw a token for each node i at `depth`, of row `owners[i]`, from w [R, V] -> [R]: as that many `draft`s."""
+
     def accept(self, a: Tensor, active: Tensor | None = None) -> Tensor:
         """Flip coins with probabilities a [B] or [B, K] -> bool, strict: probability 0 never passes."""
 

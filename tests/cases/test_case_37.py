@@ -135,7 +135,7 @@ def test_case_37_trace_draws(folders, capsys):
     [
         (["--device", "cuda:99"], "cuda:99"),
         (["--device", "tpu"], "tpu"),
-        (["--quantize", "int4"], "int4"),
+        (["--quantize", "int7"], "int7"),
         (["--target", "mlx"], "mlx"),
     ],
 )

@@ -3,12 +3,16 @@
 import copy
 
 import pytest
+import torch
 
+from control_kit import profile_of
+from slipstream.control.adaptive import AdaptiveBudget
+from slipstream.control.arms import Arm
 from slipstream.drafters.draft_model import DraftModel, DraftModelOptions
 from slipstream.drafters.lookup import Lookup, LookupOptions
 from slipstream.sampling import RequestRngs
 from slipstream.testing.toy_decoder import ToyDecoder, hashed_logits
-from slipstream.types import SamplingParams, Sequence
+from slipstream.types import Laws, SamplingParams, Sequence, Verdict
 
 VOCAB = 12
 LOGITS = hashed_logits(VOCAB)
@@ -68,3 +72,45 @@ class TestCase38:
         before = copy.deepcopy((drafter.options, row.params))
         schedule(drafter, row, easy=False)
         assert (drafter.options, row.params) == before
+
+
+def adapted(controller, drafter, row, *, easy, rounds=40):
+    """Budgets that the adaptive controller gives a request, round by round."""
+    budgets = []
+    for r in range(rounds):
+        (budget,) = controller.budget([row])
+        budgets.append(budget)
+        draft = drafter.propose([row], [budget], RequestRngs([row]))
+        drafted = int(draft.length[0]) - 1
+        kept = drafted if easy else min(drafted, r % 2)
+        path = torch.arange(1, max(2, kept + 1))[None]
+        verdict = Verdict(path, torch.tensor([kept]), torch.tensor([row.tokens[-4] if easy else 0]))
+        controller.record([row], draft, verdict, laws_of(row, draft))
+        drafter.observe([row], [row.tokens[-1:]], [{}])
+        advance(row, easy=easy)
+    return budgets
+
+
+def laws_of(row, draft):
+    if row.params.greedy:
+        return Laws(points=torch.zeros_like(draft.tokens))
+    return Laws(probs=torch.full((1, draft.nodes, VOCAB), 1 / VOCAB))
+
+
+@pytest.mark.parametrize("kind", ["lookup", "draft_model"])
+class TestCase38Adaptive:
+    def build(self, drafter):
+        arm = Arm(drafter.name, 6, look=getattr(drafter, "look", None))
+        return AdaptiveBudget([arm], profile_of({1: 1.0, 16: 2.0}, {drafter.name: 0.1}), clock=lambda: 0.0)
+
+    def test_case_38_the_controller_gives_two_equal_sampled_requests_the_same(self, kind):
+        drafter = make(kind)
+        controller = self.build(drafter)
+        first = request(0, 1.0, easy=False)
+        budgets = adapted(controller, drafter, first, easy=False)
+        drafter.forget(first)
+        other = request(1, 0.0, easy=True)
+        adapted(controller, drafter, other, easy=True)
+        drafter.forget(other)
+        assert adapted(controller, drafter, request(0, 1.0, easy=False), easy=False) == budgets
+        assert len(set(budgets)) > 1, "the budget adapts"

@@ -215,7 +215,7 @@ def test_logits_computed_a_few_slots_at_a_time_draft_the_same(most, monkeypatch)
         talk.join(row)
     budget = [4, 1, 3, 4, 2, 4]
     whole = talk.propose(rows, budget)
-    monkeypatch.setattr("slipstream.drafters.dflash._MOST_LOGITS", most)
+    monkeypatch.setattr("slipstream.drafters.net_drafters._MOST_LOGITS", most)
     parts = talk.propose(rows, budget)
     assert torch.equal(parts.tokens, whole.tokens)
     assert torch.allclose(parts.q, whole.q, rtol=0, atol=1e-12)

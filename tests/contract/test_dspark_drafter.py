@@ -98,7 +98,7 @@ def test_each_slot_is_corrected_by_the_target_s_id_of_the_token_before(kind, anc
             found = net.correct(states[:, k], base, torch.tensor(wanted[-1:]), state)
             state = found.state
             moved += int(base.argmax()) != int(found.logits.argmax())
-            wanted.append(int(net.backbone.vocab_map[found.logits.argmax()]))
+            wanted.append(int(net.vocab_map[found.logits.argmax()]))
         assert guesses(talk.propose(rows, [9] * 3), b) == wanted
     assert moved, "the correction changes some guess"
 
@@ -224,7 +224,7 @@ def test_features_that_are_not_finite_end_the_drafts_of_their_row_alone(value):
 def test_logits_made_in_parts_are_the_same(monkeypatch):
     rows = [endless(i, temperature=1.0) for i in range(3)]
     whole = joined(dspark("rnn"), rows).propose(rows, [5, 2, 4])
-    monkeypatch.setattr("slipstream.drafters.dspark._MOST_LOGITS", 2 * VOCAB * 3)
+    monkeypatch.setattr("slipstream.drafters.net_drafters._MOST_LOGITS", 2 * VOCAB * 3)
     parts = joined(dspark("rnn"), rows).propose(rows, [5, 2, 4])
     assert torch.equal(whole.tokens, parts.tokens)
     assert torch.allclose(whole.q, parts.q, atol=1e-12)

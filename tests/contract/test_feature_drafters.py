@@ -44,9 +44,9 @@ class TestContract(Contract):
     }
 
     def state_size(self, drafter):
-        held = drafter._rows
-        assert len(held._held) + len(held._free) == held.max_rows
-        return len(held._held) + sum(held.net.layers.length(slot) > 0 for slot in range(held.max_rows))
+        held, layers = drafter._rows.held, drafter.net.layers
+        assert len(held) + len(held.free) == held.count
+        return len(held) + sum(layers.length(slot) > 0 for slot in range(held.count))
 
     def test_a_restored_row_needs_no_history(self, name):
         """It has none of the features of its past: nothing is drafted, and nothing breaks, until it ends."""
@@ -129,7 +129,7 @@ class Damaged(Talk):
 
 def test_only_ids_of_the_reduced_vocabulary_that_the_target_has_are_drafted():
     talk, rows = Talk(drafter("eagle3", vocab=REDUCED)), [warm(i) for i in range(6)]
-    known = set(talk.drafter._net.vocab_map.tolist()) - {VOCAB}
+    known = set(talk.drafter.net.vocab_map.tolist()) - {VOCAB}
     for row in rows:
         talk.join(row)
     drafted = set()

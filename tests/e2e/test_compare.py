@@ -7,13 +7,15 @@ import dataclasses
 import pytest
 import torch
 
-from slipstream import LLM, Completion, SamplingParams, build
+from slipstream import LLM, Completion, SamplingParams, build, kernels
 from slipstream.cli.compare_cmd import report
 from slipstream.config import TargetConfig
 from slipstream.measure import compare as measure
 from slipstream.measure.agreement import Notary, statement
 from slipstream.measure.certify import TAU_FLOAT32, Certificate, certify, measured_tau, replay
 from slipstream.measure.certify_draws import certify_draws
+from slipstream.nets.decoder import load_decoder
+from slipstream.targets.native import NativeTarget
 
 TEXT = "the cat sat on the mat"
 PARAMS = SamplingParams(max_tokens=24, ignore_eos=True)
@@ -45,9 +47,17 @@ def test_plain_output_is_certified_and_a_planted_error_is_not(llm):
 
 def test_tau_is_rounding_in_float32_and_larger_in_bfloat16(llm, tiny):
     prompt, output = llm.encode(TEXT), llm.generate(TEXT, PARAMS).token_ids
-    low = build.open_target(TargetConfig(model=str(tiny), dtype="bfloat16"), rows=1).target
+    low = NativeTarget(load_decoder(tiny, "bfloat16"))
     assert measured_tau(llm.engine.target, prompt, output, 11) < TAU_FLOAT32
     assert TAU_FLOAT32 < measured_tau(low, prompt, output, 11) < 1.0
+
+
+@pytest.mark.skipif(not kernels.available(), reason=f"no kernels: {kernels.reason()}")
+@pytest.mark.parametrize("quantize", ["none", "int4"])
+def test_on_the_kernels_no_number_of_rows_moves_a_logit(llm, tiny, quantize):
+    prompt, output = llm.encode(TEXT), llm.generate(TEXT, PARAMS).token_ids
+    config = TargetConfig(model=str(tiny), dtype="bfloat16", quantize=quantize)
+    assert measured_tau(build.open_target(config, rows=1).target, prompt, output, 11) == 0.0
 
 
 def test_a_near_tie_keeps_the_speed_up_and_an_error_does_not(llm, monkeypatch):

@@ -141,6 +141,22 @@ def test_info_of_a_model_is_what_it_was(cli, tiny: Path) -> None:
     told = cli("info", str(tiny), "--json").json
     assert (told["family"], told["layers"], told["hidden"]) == ("llama", 2, 32)
     assert cli("info", str(tiny), "--max-model-len", "5").status == 2
+    assert cli("info", str(tiny), "--model", str(tiny)).status == 2
+
+
+def test_info_asks_the_target_where_the_files_do_not_say_enough(cli, folders: Path, tmp_path: Path) -> None:
+    write_drafter(drafter("eagle3", features=Features((2, 4, 5), 16)), "specforge", tmp_path / "a")
+    config = tmp_path / "a" / "config.json"
+    raw = json.loads(config.read_text())
+    said = ("eagle_config", "eagle_aux_hidden_state_layer_ids", "num_target_layers")
+    config.write_text(json.dumps({key: value for key, value in raw.items() if key not in said}))
+    alone = cli("info", str(tmp_path / "a"))
+    assert alone.status == 2
+    assert "--model" in alone.err
+    told = cli("info", str(tmp_path / "a"), "--model", str(folders / "target"), "--json")
+    assert told.status == 0, told.err
+    assert told.json["tap_ids"] == [2, LAYERS // 2, LAYERS - 3]
+    assert told.json["drafter"] == str(tmp_path / "a")
 
 
 def test_info_names_what_is_wrong_with_a_drafter(cli, tmp_path: Path) -> None:

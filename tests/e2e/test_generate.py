@@ -45,8 +45,10 @@ def test_json_has_exactly_the_documented_keys(generate):
 @pytest.mark.parametrize("drafter", ["none", "lookup", "self", "other"])
 def test_greedy_text_is_plain_text_whatever_drafts_and_verifies(generate, tiny, other, drafter, verify):
     spec = {"self": f"draft_model:{tiny}", "other": str(other)}.get(drafter, drafter)
+    count = "0" if drafter == "none" else "4"  # auto would see that a drafter of the target's size does not pay
     plain = generate(PROMPT, "--json", "--max-tokens", "24", "--ignore-eos", "--drafter", "none").json
-    found = generate(PROMPT, "--json", "--max-tokens", "24", "--ignore-eos", "--drafter", spec, "--verify", verify).json
+    args = ("--json", "--max-tokens", "24", "--ignore-eos", "--drafter", spec, "--draft-tokens", count)
+    found = generate(PROMPT, *args, "--verify", verify).json
     assert found["token_ids"] == plain["token_ids"]
     assert found["text"] == plain["text"]
     if drafter == "self":
@@ -70,7 +72,8 @@ def test_coupled_gives_the_same_text_for_the_same_seed_with_any_drafter(generate
         "coupled",
     ]
     spec = str(tiny) if spec == "self" else spec
-    plain, drafted = generate(*common, "--drafter", "none").json, generate(*common, "--drafter", spec).json
+    plain = generate(*common, "--drafter", "none").json
+    drafted = generate(*common, "--drafter", spec, "--draft-tokens", "4").json
     assert drafted["token_ids"] == plain["token_ids"]
     assert drafted["stats"]["num_draft_tokens"] > 0
 
@@ -142,7 +145,8 @@ def test_trace_draws_every_round_and_adds_up(generate, tiny):
 
 
 def test_trace_marks_what_was_rejected(generate, other):
-    done = generate(PROMPT, "--trace", "--max-tokens", "12", "--ignore-eos", "--drafter", str(other))
+    args = ("--max-tokens", "12", "--ignore-eos", "--drafter", str(other), "--draft-tokens", "4")
+    done = generate(PROMPT, "--trace", *args)
     assert "x[" in done.err
     assert "correction" in done.err
 
@@ -160,7 +164,7 @@ def test_compare_prints_a_speed_up_only_with_equal_outputs(generate, tiny):
 
 
 def test_compare_of_two_draws_says_so(generate, other):
-    args = ["--max-tokens", "16", "--temperature", "1", "--seed", "3", "--drafter", str(other)]
+    args = ["--max-tokens", "16", "--temperature", "1", "--seed", "3", "--drafter", str(other), "--draft-tokens", "4"]
     done = generate(PROMPT, "--compare", *args)
     assert done.status == 0
     assert "two draws of the same law" in done.err
@@ -187,7 +191,8 @@ def test_a_wrong_rule_fails_the_comparison(generate, other, monkeypatch):
         return torch.arange(draft.nodes - 1)[None]
 
     monkeypatch.setattr(ChainRule, "__call__", accept_all)
-    done = generate(PROMPT, "--compare", "--max-tokens", "12", "--verify", "chain", "--drafter", str(other))
+    args = ("--max-tokens", "12", "--verify", "chain", "--drafter", str(other), "--draft-tokens", "4")
+    done = generate(PROMPT, "--compare", *args)
     assert done.status == 1
     assert "DIFFERENT" in done.err
     assert "speed-up:" not in done.err

@@ -70,7 +70,9 @@ def test_sampled_requests_run_in_a_batch_and_repeat_with_their_seed(name, drafte
 @pytest.mark.parametrize("name", ["safeailab/eagle3", "zlab/dflash", "deepspec/dspark", "medusa/medusa"])
 def test_the_command_runs_it(name, model, drafters, capsys):
     kind = name.split("/")[1]
-    argv = ["generate", "the cat", "--raw", "--model", str(model), "--drafter", f"{kind}:{drafters[name]}"]
+    spec = f"{kind}:{drafters[name]}"
+    spec += "?schedule=off" if kind == "dspark" else ""  # its scheduler drafts nothing that does not pay
+    argv = ["generate", "the cat", "--raw", "--model", str(model), "--drafter", spec, "--draft-tokens", "3"]
     assert main([*argv, "--max-tokens", "8", "--dtype", "float32", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["drafter"] == kind
@@ -110,3 +112,9 @@ def test_the_transformers_target_feeds_them_too(name, model, drafters, plain):
     kind = name.split("/")[1]
     llm = LLM(str(model), f"{kind}:{drafters[name]}", target="hf", dtype="float32", max_rows=3, max_model_len=96)
     assert texts(llm) == texts(plain)
+
+
+def test_what_a_file_notes_is_said_of_its_own_drafter_only(drafters, plain):
+    noted = plain.with_drafter(f"eagle3:{drafters['speculators/eagle3']}")
+    assert any("some/target" in note for note in noted.notes)
+    assert not any("some/target" in note for note in plain.with_drafter("lookup").notes)

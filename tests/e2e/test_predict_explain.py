@@ -83,6 +83,7 @@ def test_predict_from_prompts_and_check(cli, tiny, other, tmp_path):
 def test_explain_writes_a_page_and_a_summary(cli, tiny, other, tmp_path):
     page = tmp_path / "out.html"
     argv = ("explain", TEXT, "--model", str(tiny), "--dtype", "float32", "--drafter", str(other), "--seed", "1")
+    argv += ("--draft-tokens", "4")
     found = cli(*argv, "--temperature", "1", "--max-tokens", "12", "--ignore-eos", "--report", str(page))
     assert found.status == 0
     assert "12 tokens in" in found.out

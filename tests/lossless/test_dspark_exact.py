@@ -17,7 +17,6 @@ from slipstream.drafters.chains import chain_draft
 from slipstream.drafters.dspark import DSpark, DSparkOptions
 from slipstream.drafters.schedule import schedule
 from slipstream.engine import Engine, EngineOptions
-from slipstream.nets.dflash import DFlashNet
 from slipstream.nets.draft_config import Block, Features, Markov, Vocab
 from slipstream.nets.dspark import Corrected, DSparkNet
 from slipstream.testing import RandomLaw, ToyTarget, TraceFactory, distance, enumerate_traces, marginals
@@ -45,18 +44,12 @@ def blunt(x):
     return x.round(decimals=9)
 
 
-class BluntBody(DFlashNet):
+class BluntNet(DSparkNet):
     def block(self, anchors, slots, size=None):
         return blunt(super().block(anchors, slots, size))
 
     def logits(self, states):
         return blunt(super().logits(states))
-
-
-class BluntNet(DSparkNet):
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.backbone = BluntBody(*args, **kwargs)
 
     def correct(self, hidden, base, previous, state=None):
         found = super().correct(hidden, base, previous, state)

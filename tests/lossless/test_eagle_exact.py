@@ -46,7 +46,7 @@ def law_of(kind: str, rule: str, *, changes: Any = None, **settings: Any) -> dic
     one = drafter(kind, **(changes or {}))
 
     def fresh() -> Any:
-        for row_id in list(one._rows._held):
+        for row_id in list(one._rows.held):
             one.forget(Sequence(row_id, [0], 1, SamplingParams()))
         return one
 

@@ -212,7 +212,7 @@ def test_dspark(peer, case):
     """
     net = peer.net(case)
     heads = 0
-    for text, anchor, states in blocks(peer, net.backbone, case, seed=5):
+    for text, anchor, states in blocks(peer, net, case, seed=5):
         tokens, base, state = peer.texts[text].tokens, net.logits(states), None
         for slot in range(len(states)):
             previous = tokens[max(anchor, anchor + slot - first_slot(case))][None]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGUFWriter
+from gguf import GGMLQuantizationType, GGUFWriter, quants
 
 HIDDEN, HEADS, KV_HEADS, LAYERS, FEED, VOCAB_PAD = 32, 4, 2, 2, 48, 7
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -37,9 +38,13 @@ def write_tiny(
     pre: str = "smollm",
     seed: int = 0,
     rope_freqs: np.ndarray | None = None,
+    types: Mapping[str, str] | None = None,
     **extra: Any,
 ) -> dict[str, Any]:
-    """Write a tiny model and return its GGUF tensors by name (row-major, as they are in the file)."""
+    """Write a tiny model and return its GGUF tensors by name (row-major, as they are in the file).
+
+    `types` says how tensors are stored whose names contain a key: {"attn_q": "Q4_0"}; all others are float32.
+    """
     writer = GGUFWriter(path, arch)
     writer.add_block_count(LAYERS)
     writer.add_context_length(64)
@@ -60,7 +65,12 @@ def write_tiny(
     if rope_freqs is not None:
         writer.add_tensor("rope_freqs.weight", rope_freqs)
     for name, values in tensors.items():
-        writer.add_tensor(name, values)
+        kind = next((t for part, t in (types or {}).items() if part in name and values.ndim == 2), None)
+        if kind is None:
+            writer.add_tensor(name, values)
+            continue
+        raw = GGMLQuantizationType[kind]
+        writer.add_tensor(name, quants.quantize(values, raw), raw_dtype=raw)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from slipstream import build, machine
+from slipstream import build, learned, machine
 from slipstream.config import DrafterConfig, EngineConfig, TargetConfig
 from slipstream.types import RequestError, WorkError
 from tiny_model import make_model
@@ -21,6 +21,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def opened(folder: Path) -> build.Opened:
     return build.open_target(TargetConfig(model=str(folder), dtype="float32"), rows=2)
+
+
+@pytest.mark.parametrize("name", learned.ALGORITHMS)
+def test_every_option_of_a_learned_drafter_can_be_named_in_a_spec(name):
+    assert set(build.DRAFTERS[name].options) == set(learned.ALGORITHMS[name].option_names())
 
 
 def test_specs(folder):
@@ -43,7 +48,11 @@ def test_specs(folder):
         ("mtp:/x", "not available yet"),
         ("dflash", "must be written dflash:PATH"),
         ("lookup?max_ngram", "key=value"),
-        ("lookup+draft_model:/x", "not available yet"),
+        ("lookup+suffix", "not available yet"),
+        ("lookup+lookup", "twice"),
+        ("lookup+none", "leave 'none' out"),
+        ("auto:none", "leave 'none' out"),
+        ("lookup+draft_modle:/x", "did you mean 'draft_model'"),
         ("/no/such", "no such model folder"),
         ("draft_modle:/x", "did you mean 'draft_model'"),
     ],
@@ -51,6 +60,20 @@ def test_specs(folder):
 def test_specs_that_mean_nothing(spec, words):
     with pytest.raises(RequestError, match=words):
         build.parse_drafter(spec)
+
+
+def test_mixes(folder, tmp_path):
+    mix = build.parse_drafter("lookup?max_ngram=4+draft_model:a+b")
+    assert [part.name for part in mix.parts] == ["lookup", "draft_model"]
+    assert mix.parts[0].options == {"max_ngram": 4}
+    assert mix.parts[1].path == "a+b", "a path may hold a +"
+    assert "lookup, draft_model" in mix.reason
+    auto = build.parse_drafter(f"auto:{folder}")
+    assert [(part.name, part.path) for part in auto.parts] == [("lookup", ""), ("draft_model", str(folder))]
+    odd = tmp_path / "lookup+x"
+    odd.mkdir()
+    (odd / "config.json").write_text("{}")
+    assert build.parse_drafter(str(odd)).name == "draft_model", "a folder of that name is meant"
 
 
 def test_every_rule_of_the_table_exists_and_every_rule_is_in_the_table():
@@ -68,7 +91,7 @@ def test_every_drafter_of_the_table_can_be_built(opened, folder):
         spec = f"{name}:{folder}" if plug.path else name
         guess = build.open_drafter(DrafterConfig(spec=spec), opened, rows=2)
         assert guess.drafter.name == name
-        assert guess.draft_tokens == plug.draft_tokens
+        assert guess.draft_tokens == (plug.most or plug.draft_tokens)
         assert build.make_engine(opened, guess, EngineConfig()).idle
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import subprocess
 import sys
+import warnings
 
 import pytest
 
@@ -43,6 +44,29 @@ def test_help_lists_only_commands_that_exist(capsys):
     for later in {"serve", "bench", "tune", "audit"} - set(COMMANDS):
         assert later not in shown
         assert main([later]) == 2
+
+
+def test_a_warning_is_one_line_said_once_and_python_gets_its_own_way_back(monkeypatch, capsys):
+    def run(args):
+        for depth in (1, 2):
+            warnings.warn("the drafter's logits are not finite:\n  drafts end there", RuntimeWarning, stacklevel=depth)
+        warnings.warn("another thing", UserWarning, stacklevel=1)
+        return 0
+
+    monkeypatch.setattr("slipstream.cli.models_cmd.run", run)
+    before = warnings.showwarning
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        kept = warnings.showwarning
+        assert main(["models", "list"]) == 0
+        assert warnings.showwarning is kept
+    assert warnings.showwarning is before
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.splitlines() == [
+        "slipstream: warning: the drafter's logits are not finite: drafts end there",
+        "slipstream: warning: another thing",
+    ]
 
 
 def test_stdin_that_is_no_text_is_a_wrong_request(monkeypatch, capsys):

@@ -5,7 +5,6 @@ Its slots alone do not know the texts: they are trained on what follows any of t
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -16,16 +15,10 @@ from torch import Tensor
 import block_reference
 import draft_zoo
 import overfit
-from slipstream.control.budget import FixedBudget
 from slipstream.drafters.dflash2 import DFlash2
-from slipstream.engine import Engine
 from slipstream.nets.decoder import CachedDecoder, load_decoder
 from slipstream.nets.dflash2 import DFlash2Net
 from slipstream.nets.draft_config import Block, DraftCheckpoint, DraftConfig, Features, Paths, Tables, Vocab
-from slipstream.sampling import RequestRngs
-from slipstream.targets.native import NativeTarget
-from slipstream.types import SamplingParams, Sequence
-from slipstream.verify import RULES
 from tiny_model import make_model
 
 PROMPTS = [[5, 9, 60, 77], [100, 4, 33], [201, 17, 8, 9, 10]]
@@ -73,36 +66,23 @@ def oracle(decoder: CachedDecoder) -> DraftCheckpoint:
     return overfit.fit(config, loss_of(config, overfit.tables_of(decoder), texts), steps=100)
 
 
-def tokens_per_round(decoder: CachedDecoder, found: DraftCheckpoint, rule: str = "chain") -> float:
+def tokens_per_round(decoder: CachedDecoder, found: DraftCheckpoint) -> float:
     """Decode all prompts as one batch; return the mean tokens of a round."""
     tables = overfit.tables_of(decoder)
     net = DFlash2Net(found.config, found.tensors, tables, max_rows=4, max_len=100, max_nodes=8)
     drafter = DFlash2(net, vocab=tables.vocab, max_rows=4)
-    target = NativeTarget(decoder, found.config.features.taps)
-    engine = Engine(target, drafter, RULES[rule], FixedBudget(SIZE - 1), make_rngs=RequestRngs)
-    params = SamplingParams(max_tokens=COUNT, ignore_eos=True)
-    rows = [Sequence(i, list(prompt), len(prompt), params) for i, prompt in enumerate(PROMPTS)]
-    for row in rows:
-        engine.add(row)
-    while not engine.idle:
-        engine.step()
-    assert all(row.generated == COUNT for row in rows)
-    return sum(row.generated for row in rows) / sum(row.rounds for row in rows)
+    return overfit.tokens_per_round(overfit.decode(decoder, drafter, PROMPTS, tokens=COUNT, budget=SIZE - 1))
 
 
 def test_a_drafter_that_knows_the_text_is_accepted(decoder: CachedDecoder, oracle: DraftCheckpoint) -> None:
     assert tokens_per_round(decoder, oracle) > 0.95 * SIZE
 
 
-def changed(oracle: DraftCheckpoint, **changes: object) -> DraftCheckpoint:
-    return replace(oracle, config=replace(oracle.config, **changes))  # type: ignore[arg-type]
-
-
 def turned(oracle: DraftCheckpoint, *names: str) -> DraftCheckpoint:
     """The drafter with two tensors exchanged, or one read backwards along its first axis."""
     first, last = oracle.tensors[names[0]], oracle.tensors[names[-1]]
     new = {names[0]: last, names[-1]: first} if len(names) == 2 else {names[0]: first.flip(0)}
-    return dataclasses.replace(oracle, tensors={**oracle.tensors, **new})
+    return replace(oracle, tensors={**oracle.tensors, **new})
 
 
 @pytest.mark.parametrize(
@@ -115,7 +95,7 @@ def turned(oracle: DraftCheckpoint, *names: str) -> DraftCheckpoint:
     ids=["taps one lower", "taps exchanged", "slots one off"],
 )
 def test_wired_one_off_it_is_not(decoder: CachedDecoder, oracle: DraftCheckpoint, wrong: dict[str, object]) -> None:
-    assert tokens_per_round(decoder, changed(oracle, **wrong)) < 1.5
+    assert tokens_per_round(decoder, overfit.changed(oracle, **wrong)) < 1.5
 
 
 @pytest.mark.parametrize(
@@ -135,4 +115,4 @@ def test_nor_with_its_parts_exchanged(
 
 def test_the_slots_alone_do_not_know_the_text(decoder: CachedDecoder, oracle: DraftCheckpoint) -> None:
     assert oracle.config.paths is not None
-    assert tokens_per_round(decoder, changed(oracle, paths=replace(oracle.config.paths, top_k=1))) < 0.75 * SIZE
+    assert tokens_per_round(decoder, overfit.changed(oracle, paths=replace(oracle.config.paths, top_k=1))) < 0.75 * SIZE

@@ -5,22 +5,14 @@ This is what shows that taps, slots and positions arrive where training put them
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 import draft_zoo
 import overfit
-from slipstream.control.budget import FixedBudget
 from slipstream.drafters.dflash import DFlash, DFlashOptions
-from slipstream.engine import Engine
 from slipstream.nets.decoder import CachedDecoder, load_decoder
 from slipstream.nets.dflash import DFlashNet
 from slipstream.nets.draft_config import Block, DraftCheckpoint, DraftConfig, Features, Vocab
-from slipstream.sampling import RequestRngs
-from slipstream.targets.native import NativeTarget
-from slipstream.types import SamplingParams, Sequence
-from slipstream.verify import RULES
 from tiny_model import make_model
 
 PROMPTS = [[5, 9, 60, 77], [100, 4, 33], [201, 17, 8, 9, 10]]
@@ -46,20 +38,11 @@ def oracle(decoder: CachedDecoder) -> DraftCheckpoint:
 def tokens_per_round(
     decoder: CachedDecoder, found: DraftCheckpoint, shape: str = "chain", rule: str = "chain", budget: int = SIZE - 1
 ) -> float:
-    """Decode all prompts as one batch; return the mean tokens of a round and check the text."""
+    """Decode all prompts as one batch; return the mean tokens of a round."""
     tables = overfit.tables_of(decoder)
     net = DFlashNet(found.config, found.tensors, tables, max_rows=4, max_len=100, max_nodes=8)
     drafter = DFlash(net, vocab=tables.vocab, max_rows=4, options=DFlashOptions(shape=shape))
-    target = NativeTarget(decoder, found.config.features.taps)
-    engine = Engine(target, drafter, RULES[rule], FixedBudget(budget), make_rngs=RequestRngs)
-    params = SamplingParams(max_tokens=COUNT, ignore_eos=True)
-    rows = [Sequence(i, list(prompt), len(prompt), params) for i, prompt in enumerate(PROMPTS)]
-    for row in rows:
-        engine.add(row)
-    while not engine.idle:
-        engine.step()
-    assert all(row.generated == COUNT for row in rows)
-    return sum(row.generated for row in rows) / sum(row.rounds for row in rows)
+    return overfit.tokens_per_round(overfit.decode(decoder, drafter, PROMPTS, tokens=COUNT, budget=budget, rule=rule))
 
 
 def test_a_drafter_that_knows_the_text_is_accepted(decoder: CachedDecoder, oracle: DraftCheckpoint) -> None:
@@ -68,10 +51,6 @@ def test_a_drafter_that_knows_the_text_is_accepted(decoder: CachedDecoder, oracl
 
 def test_so_is_its_tree(decoder: CachedDecoder, oracle: DraftCheckpoint) -> None:
     assert tokens_per_round(decoder, oracle, "tree", "tree", 12) > 0.95 * SIZE
-
-
-def changed(oracle: DraftCheckpoint, **changes: object) -> DraftCheckpoint:
-    return replace(oracle, config=replace(oracle.config, **changes))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -84,4 +63,4 @@ def changed(oracle: DraftCheckpoint, **changes: object) -> DraftCheckpoint:
     ids=["taps one lower", "taps exchanged", "slots one off"],
 )
 def test_wired_one_off_it_is_not(decoder: CachedDecoder, oracle: DraftCheckpoint, wrong: dict[str, object]) -> None:
-    assert tokens_per_round(decoder, changed(oracle, **wrong)) < 1.5
+    assert tokens_per_round(decoder, overfit.changed(oracle, **wrong)) < 1.5

@@ -7,7 +7,7 @@ little is accepted; on texts it does not know, its confidence head keeps the dra
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -16,17 +16,11 @@ from torch import Tensor
 import block_reference
 import draft_zoo
 import overfit
-from slipstream.control.budget import FixedBudget
 from slipstream.drafters.calibration import Outcome, prefix_errors
 from slipstream.drafters.dspark import DSpark, DSparkOptions
-from slipstream.engine import Engine, EngineOptions
 from slipstream.nets.decoder import CachedDecoder, load_decoder
 from slipstream.nets.draft_config import Block, DraftCheckpoint, DraftConfig, Features, Markov, Tables, Vocab
 from slipstream.nets.dspark import DSparkNet
-from slipstream.sampling import RequestRngs
-from slipstream.targets.native import NativeTarget
-from slipstream.types import SamplingParams, Sequence
-from slipstream.verify import RULES
 from tiny_model import make_model
 
 KNOWN = [[5, 9, 60, 77], [100, 4, 33], [201, 17, 8, 9, 10]]
@@ -109,39 +103,21 @@ def decode(
     net = DSparkNet(found.config, found.tensors, tables, max_rows=4, max_len=100, max_nodes=8)
     drafter = DSpark(net, vocab=tables.vocab, max_rows=4, options=options, seconds=seconds)
     drafter.collect = []
-    engine = Engine(
-        NativeTarget(decoder, found.config.features.taps),
-        drafter,
-        RULES["chain"],
-        FixedBudget(SIZE),
-        EngineOptions(max_rows=4),
-        make_rngs=RequestRngs,
-    )
-    params = SamplingParams(max_tokens=COUNT, ignore_eos=True)
-    rows = [Sequence(i, list(prompt), len(prompt), params) for i, prompt in enumerate(prompts)]
-    for row in rows:
-        engine.add(row)
-    while not engine.idle:
-        engine.step()
-    rounds = sum(row.rounds for row in rows)
+    rows = overfit.decode(decoder, drafter, prompts, tokens=COUNT, budget=SIZE)
     drafted = sum(len(outcome.logits) for outcome in drafter.collect) / max(1, len(drafter.collect))
-    return Run(sum(row.generated for row in rows) / rounds, drafted, drafter.collect)
+    return Run(overfit.tokens_per_round(rows), drafted, drafter.collect)
 
 
 def test_a_drafter_that_knows_the_text_is_accepted(decoder: CachedDecoder, oracle: DraftCheckpoint) -> None:
     assert decode(decoder, oracle, KNOWN).tokens > 0.95 * (SIZE + 1)
 
 
-def changed(oracle: DraftCheckpoint, **changes: object) -> DraftCheckpoint:
-    return replace(oracle, config=replace(oracle.config, **changes))  # type: ignore[arg-type]
-
-
 def test_wired_one_off_it_is_not(decoder: CachedDecoder, oracle: DraftCheckpoint) -> None:
     best = decode(decoder, oracle, KNOWN).tokens
     vocab = decoder.config.vocab
     for wrong in (
-        changed(oracle, block=Block(SIZE, vocab - 1, False, (False, False))),
-        changed(oracle, features=Features((0, 1), 32)),
+        overfit.changed(oracle, block=Block(SIZE, vocab - 1, False, (False, False))),
+        overfit.changed(oracle, features=Features((0, 1), 32)),
     ):
         assert decode(decoder, wrong, KNOWN).tokens < 0.4 * best
 

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 import draft_zoo as zoo
 import eagle_reference as ref
+import overfit
 from slipstream.control.budget import FixedBudget
 from slipstream.drafters.eagle import Eagle
 from slipstream.drafters.eagle3 import Eagle3
@@ -90,13 +91,8 @@ def blank(kind, vocab):
 def train(world, kind, steps=120):
     """Learn the text by heart."""
     found = blank(kind, world.tables.vocab)
-    optimiser = torch.optim.Adam(found.tensors.values(), lr=1e-2)
-    plan = torch.optim.lr_scheduler.OneCycleLR(optimiser, 2e-2, total_steps=steps)
-    for _ in range(steps):
-        optimiser.zero_grad()
-        (masked if kind == "peagle" else rolled)(world, found).backward()
-        optimiser.step()
-        plan.step()
+    loss = masked if kind == "peagle" else rolled
+    overfit.minimise(found.tensors, lambda w: loss(world, found), steps, 2e-2)
     return DraftCheckpoint(found.config, {k: x.detach() for k, x in found.tensors.items()})
 
 

@@ -52,7 +52,7 @@ def taps_of(found, tokens, begin, end):
 
 def tell(one, found, rows, counts):
     """Observe the next `counts[b]` tokens of each row."""
-    heard = [one._rows._held[row.id].heard if row.id in one._rows._held else 0 for row in rows]
+    heard = [one._rows.held[row.id].heard if row.id in one._rows.held else 0 for row in rows]
     new = [row.tokens[at : at + n] for row, at, n in zip(rows, heard, counts, strict=True)]
     taps = [taps_of(found, row.tokens, at, at + n) for row, at, n in zip(rows, heard, counts, strict=True)]
     one.observe(rows, new, taps)
@@ -97,10 +97,10 @@ def test_q_is_the_law_of_the_formulas_over_ragged_rounds(name):
     found = FOUND[name]
     one, rng, rows = drafter(found), random.Random(0), [row_of(i, 3 + 4 * i) for i in range(3)]
     for row in rows:
-        while len(row.tokens) - 1 > (done := one._rows._held[row.id].heard if row.id in one._rows._held else 0):
+        while len(row.tokens) - 1 > (done := one._rows.held[row.id].heard if row.id in one._rows.held else 0):
             tell(one, found, [row], [min(rng.randint(1, 4), len(row.tokens) - 1 - done)])
     for _ in range(5):
-        poison(one._net.layers)
+        poison(one.net.layers)
         rows = rows[1:] + rows[:1]
         draft = one.propose(rows, [4, 2, 5], RequestRngs(rows))
         assert draft.length.tolist() == [5, 3, 6]
@@ -121,8 +121,8 @@ def test_prompts_longer_than_one_pass_are_fed_in_passes(name, monkeypatch):
     found = FOUND[name]
     monkeypatch.setattr(feature_rows, "_CHUNK", 4)
     one, rows = drafter(found), [row_of(i, n) for i, n in enumerate((14, 2, 9))]
-    passes, step = [], one._net.step
-    one._net.step = lambda t, f, segments: passes.append([s.rows for s in segments]) or step(t, f, segments)
+    passes, step = [], one.net.step
+    one.net.step = lambda t, f, segments: passes.append([s.rows for s in segments]) or step(t, f, segments)
     tell(one, found, rows, [13, 1, 8])
     assert passes == [[4, 1, 4], [4, 4], [4], [1]]
     draft = one.propose(rows, [3, 3, 3], RequestRngs(rows))
@@ -147,9 +147,9 @@ def test_levels_of_ragged_trees_are_paths_alone(name):
     second = held.step([0, 2, 2], torch.tensor([5, 6, 6]), first[[1, 5, 3]], 2, [x.bool() for x in seen])
     for at, (b, path) in enumerate([(0, [1, 5]), (2, [9, 6]), (2, [0, 6])]):
         want = laws(found, rows[b].tokens, [*path, 0])[2]
-        logits = spread(found, one._net.logits(second[at : at + 1]))
+        logits = spread(found, one.net.logits(second[at : at + 1]))
         assert float((logits.softmax(-1)[0] - want).abs().max()) < 1e-10
-    assert [one._net.layers.length(held._held[row.id].slot) for row in rows] == [3, 4, 5]
+    assert [one.net.layers.length(held.held[row.id].slot) for row in rows] == [3, 4, 5]
 
 
 def test_a_history_that_does_not_match_the_row_is_never_drafted_from():

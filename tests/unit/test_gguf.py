@@ -69,7 +69,7 @@ def test_bfloat16_rounds_as_torch_does() -> None:
         [bits.view(torch.float32), -bits.view(torch.float32), torch.tensor([0.0, 1 + 2**-8, 1 + 3 * 2**-8])]
     )
     values = values[values.abs() < 3e38]
-    ours = torch.from_numpy(gguf._bfloat16(values.numpy()).view(np.int16)).view(torch.bfloat16)
+    ours = torch.from_numpy(gguf.bfloat16(values.numpy()).view(np.int16)).view(torch.bfloat16)
     assert torch.equal(ours, values.bfloat16())
 
 
@@ -202,4 +202,4 @@ def test_a_cut_file_is_one_clear_line(tmp_path: Path, keep: int) -> None:
 
 def test_a_weight_that_is_not_finite_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not finite"):
-        gguf._bfloat16(np.array([1.0, np.nan], dtype=np.float32))
+        gguf.bfloat16(np.array([1.0, np.nan], dtype=np.float32))

@@ -68,12 +68,14 @@ def test_ties_go_to_the_earlier_place_and_trees_stay_closed() -> None:
 
 
 @pytest.mark.parametrize("drawn", [True, False])
-def test_rows_grow_alike_alone_and_together(drawn: bool) -> None:
-    law, limits = RandomLaw(V, 5), [7, 0, 12, 3, 1, 20, 9]
+@pytest.mark.parametrize("room", [99, 7, 3])
+def test_rows_grow_alike_alone_and_together(drawn: bool, room: int) -> None:
+    law, limits = RandomLaw(V, 5), [7, 0, 12, 3, 1, 20, 9, 5]
+    sizes = {"depth": 6, "top_k": 4, "drawn": drawn, "room": room}
     rows = [row_of(b, temperature=(0.0, 1.0, 0.7)[b % 3]) for b in range(len(limits))]
-    together = GrowingToy(law, depth=3, top_k=3, drawn=drawn).propose(rows, limits, RequestRngs(rows))
+    together = GrowingToy(law, **sizes).propose(rows, limits, RequestRngs(rows))
     for b, row in enumerate(rows):
-        alone = GrowingToy(law, depth=3, top_k=3, drawn=drawn).propose([row], [limits[b]], RequestRngs([row]))
+        alone = GrowingToy(law, **sizes).propose([row], [limits[b]], RequestRngs([row]))
         n = int(alone.length[0])
         assert int(together.length[b]) == n
         for name in ("tokens", "parents", "draw"):

@@ -201,7 +201,7 @@ def test_constructor_refuses_before_loading_anything(folder):
     for wrong, words in (
         ({"drafter": "lokup"}, "lookup"),
         ({"verify": "fast"}, "unknown verify"),
-        ({"quantize": "int4"}, "not available yet"),
+        ({"quantize": "int7"}, "int4, w8a8"),
         ({"draft_tokens": 2.5}, "whole number"),
         ({"drafter": "none", "speculative_config": {"method": "ngram"}}, "say the same thing"),
         ({"drafter": object()}, "propose, observe and forget"),

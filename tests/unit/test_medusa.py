@@ -11,16 +11,12 @@ import torch.nn.functional as F
 import draft_zoo as zoo
 import overfit
 from feature_target import felt
-from slipstream.control.budget import FixedBudget
 from slipstream.drafters.medusa import Medusa, MedusaOptions
-from slipstream.engine import Engine
 from slipstream.nets.decoder import CachedDecoder, load_decoder
 from slipstream.nets.draft_config import DraftCheckpoint, DraftConfig, Features, Heads, Vocab
 from slipstream.nets.medusa import MedusaNet
 from slipstream.sampling import RequestRngs
-from slipstream.targets.native import NativeTarget
 from slipstream.types import RequestError, SamplingParams, Sequence
-from slipstream.verify import RULES
 from tiny_model import make_model
 
 SIZES = {"max_rows": 4, "max_len": 100, "max_nodes": 32}
@@ -186,17 +182,10 @@ def tokens_per_round(decoder: CachedDecoder, found: DraftCheckpoint, options: Me
     tables = overfit.tables_of(decoder)
     net = MedusaNet(found.config, found.tensors, tables, **SIZES)
     drafter = Medusa(net, vocab=tables.vocab, max_rows=4, options=options)
-    target = NativeTarget(decoder, found.config.features.taps)
-    engine = Engine(target, drafter, RULES["auto"], FixedBudget(budget), make_rngs=RequestRngs)
-    params = SamplingParams(max_tokens=COUNT, ignore_eos=True)
-    rows = [Sequence(i, list(prompt), len(prompt), params) for i, prompt in enumerate(PROMPTS)]
-    for row in rows:
-        engine.add(row)
-    while not engine.idle:
-        engine.step()
+    rows = overfit.decode(decoder, drafter, PROMPTS, tokens=COUNT, budget=budget, rule="auto")
     for prompt, row in zip(PROMPTS, rows, strict=True):
         assert row.tokens == overfit.greedy(decoder, prompt, COUNT, (-1,)).tokens
-    return sum(row.generated for row in rows) / sum(row.rounds for row in rows)
+    return overfit.tokens_per_round(rows)
 
 
 @pytest.mark.parametrize(("shape", "budget"), [("chain", HEADS), ("tree", 8)])
@@ -211,5 +200,5 @@ def test_heads_that_know_the_text_are_accepted_and_shifted_ones_are_not(
 
 def test_heads_of_an_earlier_layer_are_not(decoder: CachedDecoder) -> None:
     found = oracle(decoder, 2)
-    raw = replace(found, config=replace(found.config, features=replace(found.config.features, taps=(1,))))
+    raw = overfit.changed(found, features=replace(found.config.features, taps=(1,)))
     assert tokens_per_round(decoder, raw, MedusaOptions(shape="chain"), HEADS) < 2.0

@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from slipstream.drafters.schedule import confident, schedule, survivals
+from slipstream.drafters.schedule import schedule
 
 EXAMPLE = {1: 1.0, 2: 1 / 0.5, 3: 1 / 0.45}  # seconds of the paper's appendix A
 
@@ -119,14 +119,3 @@ def test_only_what_is_read_is_priced():
 def test_nothing_to_schedule():
     assert schedule(torch.zeros(0, 3), [], lambda n: 1.0) == []
     assert schedule(torch.zeros(2, 0), [0, 0], lambda n: 1.0) == [0, 0]
-
-
-def test_survivals_multiply():
-    found = survivals(torch.tensor([[0.5, 0.5, 1.0], [1.0, float("nan"), 1.0]]))
-    assert found.tolist() == [[0.5, 0.25, 0.25], [1.0, 0.0, 0.0]]
-
-
-def test_the_threshold_ends_a_row_before_its_first_doubtful_token():
-    confidence = torch.tensor([[0.9, 0.2, 0.9], [0.1, 0.9, 0.9], [0.9, 0.9, 0.9], [0.9, float("nan"), 0.9]])
-    assert confident(confidence, 0.5) == [1, 0, 3, 1]
-    assert confident(confidence, 0.0) == [3, 3, 3, 1]

@@ -153,6 +153,28 @@ def test_neighbours_inactive_rows_and_padding_change_nothing() -> None:
     assert play([1, 0], 7, True) == alone
 
 
+@pytest.mark.parametrize("noisy", [False, True], ids=["streams", "shared noise"])
+def test_nodes_drawn_at_once_are_those_drawn_one_after_the_other(noisy: bool) -> None:
+    rows = [sequence(seed=b, rounds=b, length=5 + b) for b in range(3)]
+    owners = [0, 2, 2, 0, 2]
+    w = torch.rand(2, 5, 300, generator=torch.Generator().manual_seed(1))
+    once, single = RequestRngs(rows, noisy), RequestRngs(rows, noisy)
+    at_once = [once.draft_nodes(w[d], d + 1, owners).tolist() for d in (0, 1)]
+    one_by_one: list[list[int]] = [[], []]
+    for d in (0, 1):
+        for i, b in enumerate(owners):
+            active = torch.arange(3) == b
+            one_by_one[d].append(int(single.draft(w[d, i].expand(3, -1), d + 1, active)[b]))
+    assert at_once == one_by_one
+    assert once.draft_nodes(w[0, :0], 1, []).shape == (0,)
+    # what comes after is the same too, of the row that drew nothing as well
+    assert torch.equal(once.draft(w[0, :3], 3), single.draft(w[0, :3], 3))
+    if not noisy:
+        assert len({tuple(row) for row in at_once}) == 2
+        even = torch.ones(3, 10**6)
+        assert len(set(once.draft_nodes(even, 1, [1, 1, 1]).tolist())) == 3
+
+
 def test_a_draft_and_its_verification_share_the_noise_of_the_position() -> None:
     w = torch.rand(1, 500) ** 4
     drafted = [int(RequestRngs([sequence(length=5)], shared_noise=True).draft(w, d)) for d in (1, 2, 3)]
@@ -202,6 +224,10 @@ def test_weights_without_a_finite_mass_are_refused(row: list[float]) -> None:
         with pytest.raises(WorkError, match="row 1 has weights of sum"):
             draw()
     rngs.correct(w, active=torch.tensor([True, False]))
+    with pytest.raises(WorkError, match="row 1 has weights of sum"):
+        rngs.correct(w, active=torch.tensor([False, True]))
+    with pytest.raises(WorkError, match="row 0 has weights of sum"):
+        rngs.draft_nodes(w, 1, [1, 0])
 
 
 def test_new_seeds_differ_and_are_valid() -> None:

@@ -64,6 +64,24 @@ def test_one_trace_in_two_rows_gives_the_joint_law() -> None:
     assert law == pytest.approx({(i, j): (1, 3)[i] * (1, 3)[j] / 16 for i in range(2) for j in range(2)})
 
 
+def test_nodes_drawn_at_once_branch_in_the_traces_of_their_rows() -> None:
+    def run(traces: list[Trace]) -> list[tuple[int, ...]]:
+        rngs = TraceRngs([Trace(), traces[0]])
+        w = torch.tensor([[1, 0], [1, 3], [1, 1]], dtype=torch.float64)
+        return [tuple(rngs.draft_nodes(w, 1, [0, 1, 1]).tolist())]
+
+    assert enumerate_traces(run) == pytest.approx({(0, i, j): (1, 3)[i] / 8 for i in range(2) for j in range(2)})
+
+
+def test_nodes_of_one_position_share_its_noise_where_drafts_do() -> None:
+    def run(traces: list[Trace]) -> list[tuple[int, ...]]:
+        rngs = TraceRngs(traces, [4], shared_noise=True)
+        w = row(1.0, 3.0)
+        return [(*rngs.draft_nodes(w.repeat(2, 1), 2, [0, 0]).tolist(), int(rngs.shared(w, 2)))]
+
+    assert enumerate_traces(run) == pytest.approx({(0, 0, 0): 0.25, (1, 1, 1): 0.75}, abs=1e-12)
+
+
 def test_a_race_draws_from_its_weights_and_repeats_itself() -> None:
     def run(traces: list[Trace]) -> list[tuple[int, int]]:
         rngs = TraceRngs(traces, [4])

@@ -45,12 +45,12 @@ def _entry(config: DraftConfig, body: Body) -> Shapes:
         out |= {f"fc_norm.{c}.weight": (f.width,) for c in range(len(f.taps))}
     if f.norm == "whole":
         out["input_norm.weight"] = (wide,)
+    if config.algorithm != "eagle":
+        out["norm.weight"] = (body.hidden,)
     if config.algorithm in ("dflash", "dflash2", "dspark"):
         out["hidden_norm.weight"] = (body.hidden,)
     if config.algorithm == "peagle":
         out["mask_hidden"] = (wide,)
-    if config.algorithm != "eagle":
-        out["norm.weight"] = (body.hidden,)
     return out
 
 
@@ -63,10 +63,6 @@ def _layer(config: DraftConfig, b: Body, index: int) -> Shapes:
         f"{at}.self_attn.k_proj.weight": (keys, wide),
         f"{at}.self_attn.v_proj.weight": (keys, wide),
         f"{at}.self_attn.o_proj.weight": (b.hidden, queries),
-        f"{at}.mlp.gate_proj.weight": (b.mlp, b.hidden),
-        f"{at}.mlp.up_proj.weight": (b.mlp, b.hidden),
-        f"{at}.mlp.down_proj.weight": (b.hidden, b.mlp),
-        f"{at}.post_attention_layernorm.weight": (b.hidden,),
     }
     if "qkv" in b.biases:
         out |= {f"{at}.self_attn.{n}_proj.bias": (queries if n == "q" else keys,) for n in "qkv"}
@@ -74,6 +70,9 @@ def _layer(config: DraftConfig, b: Body, index: int) -> Shapes:
         out[f"{at}.self_attn.o_proj.bias"] = (b.hidden,)
     if b.qk_norm:
         out |= {f"{at}.self_attn.{n}_norm.weight": (b.head_dim,) for n in "qk"}
+    out |= {f"{at}.mlp.{n}_proj.weight": (b.mlp, b.hidden) for n in ("gate", "up")}
+    out[f"{at}.mlp.down_proj.weight"] = (b.hidden, b.mlp)
+    out[f"{at}.post_attention_layernorm.weight"] = (b.hidden,)
     if config.algorithm != "eagle" or index > 0:
         out[f"{at}.input_layernorm.weight"] = (b.hidden,)
     if doubled:

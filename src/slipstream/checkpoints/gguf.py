@@ -40,12 +40,17 @@ _INNER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
-_ROTATED = re.compile(r"blk\.\d+\.attn_([qk])\.(weight|bias)")
+ROTATED = re.compile(r"blk\.\d+\.attn_([qk])\.(weight|bias)")
 
 
-def convert(gguf_file: Path, folder: Path, *, progress: bool = True, name: str | None = None) -> None:
-    """Write the model in `gguf_file` to the existing empty folder `folder`, config.json last."""
-    reader = _open(gguf_file)
+def convert(
+    gguf_file: Path, folder: Path, *, progress: bool = True, name: str | None = None, weights: bool = True
+) -> None:
+    """Write the model in `gguf_file` to the existing empty folder `folder`, config.json last.
+
+    `weights` False leaves the weights out.
+    """
+    reader = open_gguf(gguf_file)
     fields = read_fields(reader, gguf_file)
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     rope = tensors.pop("rope_freqs.weight", None)
@@ -53,7 +58,9 @@ def convert(gguf_file: Path, folder: Path, *, progress: bool = True, name: str |
     config = config_of(fields, shapes, None if rope is None else np.array(rope.data, dtype=np.float64))
     write_tokenizer(fields, folder)
     try:
-        write_weights(list(tensors.values()), config, folder / "model.safetensors", progress, name or gguf_file.stem)
+        if weights:
+            out = folder / "model.safetensors"
+            write_weights(list(tensors.values()), config, out, progress, name or gguf_file.stem)
     except (ValueError, IndexError) as error:
         raise _damaged(gguf_file, error) from error
     _write_json(folder / "generation_config.json", generation_config_of(fields))
@@ -103,14 +110,14 @@ def write_weights(tensors: list[Any], config: dict[str, Any], out: Path, progres
 
 
 def _write_tensor(file: BinaryIO, tensor: Any, config: dict[str, Any]) -> None:
-    rotated = _ROTATED.fullmatch(tensor.name)
+    rotated = ROTATED.fullmatch(tensor.name)
     if config["model_type"] == "llama" and rotated:
         heads = config["num_attention_heads" if rotated[1] == "q" else "num_key_value_heads"]
         values = np.concatenate(list(_dequantised(tensor)))
-        file.write(_bfloat16(_unpermute(values, heads)).tobytes())
+        file.write(bfloat16(unpermute(values, heads)).tobytes())
         return
     for block in _dequantised(tensor):
-        file.write(_bfloat16(block).tobytes())
+        file.write(bfloat16(block).tobytes())
 
 
 def _dequantised(tensor: Any) -> Iterator[np.ndarray]:
@@ -125,13 +132,14 @@ def _dequantised(tensor: Any) -> Iterator[np.ndarray]:
         yield dequantize(data[start : start + rows_per_block], tensor.tensor_type)
 
 
-def _unpermute(values: np.ndarray, heads: int) -> np.ndarray:
+def unpermute(values: np.ndarray, heads: int) -> np.ndarray:
+    """Put the rows of Llama's queries or keys in the order of the Hugging Face checkpoints."""
     # GGUF keeps Llama's rotary pairs side by side (x0 y0 x1 y1 ...); Hugging Face keeps halves (x0 x1 ... y0 y1 ...)
     pairs = values.reshape(heads, values.shape[0] // heads // 2, 2, *values.shape[1:])
     return pairs.swapaxes(1, 2).reshape(values.shape)
 
 
-def _bfloat16(values: np.ndarray) -> np.ndarray:
+def bfloat16(values: np.ndarray) -> np.ndarray:
     """Round float32 to the nearest bfloat16, ties to even; the result holds the bits as uint16."""
     bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
     if not np.isfinite(values).all():
@@ -139,7 +147,8 @@ def _bfloat16(values: np.ndarray) -> np.ndarray:
     return ((bits + (0x7FFF + ((bits >> 16) & 1))) >> 16).astype("<u2")
 
 
-def _open(gguf_file: Path) -> Any:
+def open_gguf(gguf_file: Path) -> Any:
+    """Open a GGUF file; a damaged one is a WorkError."""
     from gguf import GGUFReader
 
     try:

@@ -60,7 +60,7 @@ def layout_of(name: str, algorithm: str) -> Layout:
 
 def recognise(folder: Path) -> str | None:
     """Return the algorithm of a drafter folder, or None when it is not one (an ordinary model, say)."""
-    if not (folder.is_dir() and any(folder.glob("*.*"))):
+    if not folder.is_dir():
         return None
     try:
         files = DraftFiles(folder)

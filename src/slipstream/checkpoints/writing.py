@@ -20,6 +20,7 @@ from torch import Tensor
 from slipstream.checkpoints.config_out import About, config_out
 from slipstream.checkpoints.draft_names import MASK_HIDDEN_SHAPE
 from slipstream.checkpoints.draft_shapes import expected_shapes
+from slipstream.checkpoints.draft_vocab import kept_of, offsets_of
 from slipstream.checkpoints.layout_limits import check_expressible, check_layout, needs_table
 from slipstream.checkpoints.target_folder import TargetFolder, Which
 from slipstream.nets.draft_config import DraftCheckpoint, DraftConfig
@@ -201,9 +202,7 @@ def _maps(found: DraftCheckpoint, layout: str) -> dict[str, Tensor]:
         kept = found.tensors["vocab_map"].to(torch.int64)
     if bool((kept.diff() <= 0).any()):
         raise RequestError(f"layout {layout!r} wants the draft vocabulary in ascending order; vocab_map is not")
-    member = torch.zeros(v.target, dtype=torch.bool)
-    member[kept] = True
-    return {"d2t": kept - torch.arange(len(kept)), "t2d": member}
+    return {"d2t": offsets_of(kept), "t2d": kept_of(kept, v.target)}
 
 
 def _about(found: DraftCheckpoint, base: TargetFolder | None, tensors: Mapping[str, Tensor]) -> About:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from slipstream.types import RequestError, WorkError
@@ -18,11 +20,13 @@ COMMANDS = {
     "generate": ("slipstream.cli.generate", "complete prompts, with and without speculation"),
     "chat": ("slipstream.cli.chat", "talk to a model; see who proposed each token"),
     "predict": ("slipstream.cli.predict_cmd", "how much faster would it be? from numbers, or from your own text"),
+    "tune": ("slipstream.cli.tune_cmd", "which drafter and how many tokens pay on this machine, for your prompts"),
     "explain": ("slipstream.cli.explain_cmd", "one prompt, one page: every round of speculative decoding drawn"),
     "bench": ("slipstream.cli.bench_cmd", "measure speed-ups on this machine, beside plain decoding and other engines"),
     "audit": ("slipstream.cli.audit_cmd", "prove and test that the output is the model's own"),
     "convert": ("slipstream.cli.convert_cmd", "write a drafter in another public layout, proven to be the same"),
     "doctor": ("slipstream.cli.doctor_cmd", "is a drafter read as it was trained? other readings, measured"),
+    "calibrate": ("slipstream.cli.calibrate_cmd", "fit a DSpark drafter's confidence to what its target accepts"),
     "models": ("slipstream.cli.models_cmd", "list, pull and locate models of the catalogue"),
     "info": ("slipstream.cli.info", "describe this machine, a model or a drafter"),
 }
@@ -36,6 +40,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in words
     words = [word for word in words if word != "--debug"]
+    with _warnings_in_one_line():
+        return _guarded(words, debug)
+
+
+def _guarded(words: list[str], debug: bool) -> int:
     try:
         status = _dispatch(words)
         sys.stdout.flush()
@@ -106,6 +115,25 @@ def _report(error: Exception, status: int, debug: bool) -> int:
         traceback.print_exception(error)
     _complain(_one_line(str(error)))
     return status
+
+
+@contextmanager
+def _warnings_in_one_line() -> Iterator[None]:
+    """Say each warning once, without the place in the code: whoever runs a command is not its programmer."""
+    before = warnings.showwarning
+    said: set[str] = set()
+
+    def show(message: Warning | str, *place: Any, **more: Any) -> None:
+        text = _one_line(str(message))
+        if text not in said:
+            said.add(text)
+            _complain(f"warning: {text}")
+
+    warnings.showwarning = show
+    try:
+        yield
+    finally:
+        warnings.showwarning = before
 
 
 def _one_line(text: str) -> str:

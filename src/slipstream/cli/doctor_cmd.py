@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from slipstream.cli import options
-from slipstream.cli.options import say
+from slipstream.cli.options import progress_bar, say
 from slipstream.types import RequestError
 
 PROMPTS, TOKENS = 8, 32
@@ -58,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     found = read_drafter(folder, learned.facts_of(llm.opened), final_layer=True)
     for note in (*llm.notes, *(f"drafter: {note}" for note in found.notes)):
         say(note)
-    with _bar() as progress:
+    with progress_bar() as progress:
         diagnosis = examine(llm, found, prompts, read_raw(folder), tokens=args.max_tokens, progress=progress)
     if args.json:
         print(json.dumps(as_dict(diagnosis, args.drafter, args.model), ensure_ascii=False))
@@ -79,16 +76,3 @@ def _prompts(args: argparse.Namespace) -> list[Any]:
 
     found = load_prompts(args.suite) if args.suite in KINDS else load_suite(args.suite).prompts
     return found[: args.prompts]
-
-
-@contextmanager
-def _bar() -> Iterator[Any]:
-    from tqdm import tqdm
-
-    with tqdm(file=sys.stderr, disable=not sys.stderr.isatty(), leave=False) as bar:
-
-        def show(what: str, done: int, total: int) -> None:
-            bar.total, bar.n = total, done
-            bar.set_description_str(what)
-
-        yield show

@@ -1,6 +1,6 @@
 """What `slipstream info` says of a drafter: what it is, for which target, what it reads, what it costs in memory.
 
-In: a folder in any public layout. Out: a flat dictionary. The target is not needed and not loaded.
+In: a folder in any public layout. Out: a flat dictionary. The target is never loaded.
 """
 
 from __future__ import annotations
@@ -46,13 +46,20 @@ def is_drafter(folder: Path) -> bool:
     return any(key in files.raw for key in _KEYS) or any(word in names for word in _WORDS)
 
 
-def drafter_facts(name: str, folder: Path, max_model_len: int | None = None) -> dict[str, Any]:
-    """Return the facts of a drafter's folder; memory per row is stated for `max_model_len` tokens."""
+def drafter_facts(
+    name: str, folder: Path, max_model_len: int | None = None, target: str | None = None
+) -> dict[str, Any]:
+    """Return the facts of a drafter's folder; memory per row is stated for `max_model_len` tokens.
+
+    `target` names the model it is checked against; some files place their taps by its number of layers.
+    """
     from slipstream import learned
     from slipstream.checkpoints.drafters import read_drafter
+    from slipstream.cli.convert_cmd import target_folder
     from slipstream.cli.info import size_text
+    from slipstream.measure.convert import facts_of
 
-    found = read_drafter(folder)
+    found = read_drafter(folder, None if target is None else facts_of(target_folder(target)))
     c = found.config
     numbers = sum(t.numel() for n, t in found.tensors.items() if n != "vocab_map")
     per_token = row_bytes(c.body)

@@ -20,12 +20,18 @@ def declare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-model-len", type=int, metavar="N", help="a drafter's memory per row is stated for N tokens"
     )
+    parser.add_argument(
+        "--model",
+        dest="target",
+        metavar="TARGET",
+        help="a drafter's target: to check, and ask what files do not say",
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the command and return its exit status."""
-    facts = _facts(args.model, args.max_model_len)
+    facts = _facts(args.model, args.max_model_len, args.target)
     if args.json:
         print(json.dumps(facts, default=str))
     else:
@@ -39,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _facts(name: str | None, max_model_len: int | None) -> dict[str, Any]:
+def _facts(name: str | None, max_model_len: int | None, target: str | None) -> dict[str, Any]:
     if max_model_len is not None and max_model_len < 1:
         raise RequestError(f"--max-model-len {max_model_len} must be at least 1")
     if name is not None:
@@ -48,9 +54,10 @@ def _facts(name: str | None, max_model_len: int | None) -> dict[str, Any]:
 
         folder = drafter_folder(name)
         if is_drafter(folder):
-            return drafter_facts(name, folder, max_model_len)
-    if max_model_len is not None:
-        raise RequestError("--max-model-len has no effect here: it goes with a drafter")
+            return drafter_facts(name, folder, max_model_len, target)
+    for flag, value in (("--max-model-len", max_model_len), ("--model", target)):
+        if value is not None:
+            raise RequestError(f"{flag} has no effect here: it goes with a drafter")
     return machine_facts() if name is None else model_facts(name)
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from slipstream.config import DEFAULT_MODEL, DTYPES, draft_tokens_of, nearest
@@ -43,7 +45,11 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("model")
     group.add_argument("--model", default=DEFAULT_MODEL, help="folder, .gguf, hub id or catalogue name (%(default)s)")
     group.add_argument("--dtype", default="auto", choices=DTYPES, help="number format of the target (%(default)s)")
-    group.add_argument("--quantize", default="none", help="weight format: none (int8 and int4 are not available yet)")
+    group.add_argument(
+        "--quantize",
+        default="auto",
+        help="weight format on a CPU: auto, none, int4, int8 or w8a8 (each is a model of its own)",
+    )
     group.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N (%(default)s)")
     group.add_argument("--max-model-len", type=int, metavar="N", help="context kept per row, in tokens (the model's)")
     group.add_argument("--target", default="auto", choices=("auto", *TARGETS), help=_help_table(TARGETS))
@@ -148,3 +154,17 @@ def _help_table(table: Any) -> str:
 def say(text: str) -> None:
     """Print a line for people: to stderr, so that stdout stays parseable."""
     print(text, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
+    """Show a bar on a terminal's stderr; yields what is called with (what, done, total)."""
+    from tqdm import tqdm
+
+    with tqdm(file=sys.stderr, disable=not sys.stderr.isatty(), leave=False) as bar:
+
+        def show(what: str, done: int, total: int) -> None:
+            bar.total, bar.n = total, done
+            bar.set_description_str(what)
+
+        yield show

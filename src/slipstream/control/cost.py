@@ -17,7 +17,8 @@ import torch
 from slipstream.types import Draft, RequestError, Target
 
 POINTS = (1, 2, 4, 8, 16, 32, 64)
-_CONTEXT = 64  # cached tokens behind the measured nodes
+CONTEXT = 64  # cached tokens behind the measured nodes
+_CHUNK = 512  # prompt tokens fed at once
 
 
 class CostTable:
@@ -49,38 +50,56 @@ class CostTable:
         return self.seconds[at - 1] + share * (self.seconds[at] - self.seconds[at - 1])
 
 
-def measure(target: Target, *, points: Seq[int] = POINTS, seconds: float = 1.5, slot: int = 0) -> CostTable:
-    """Time passes over chains of each number of nodes the target can score, in turn, for about `seconds` in all.
+def measure(
+    target: Target,
+    *,
+    points: Seq[int] = POINTS,
+    seconds: float = 1.5,
+    slot: int = 0,
+    rows: int = 1,
+    context: int = CONTEXT,
+) -> CostTable:
+    """Time passes over chains of each number of nodes per row the target can score, in turn, for about `seconds`.
 
-    The slot must be empty, and is left so. Each point is timed at least once, after a pass that is not counted.
+    The `rows` slots from `slot` on must be empty, and are left so; each holds `context` tokens meanwhile. The table is
+    by nodes in all. Each point is timed at least once, after a pass that is not counted.
     """
-    points = [n for n in points if n <= target.caps.max_nodes and n + _CONTEXT <= target.caps.max_len]
+    caps = target.caps
+    points = [n for n in points if n <= caps.max_nodes and n + context <= caps.max_len]
     times: dict[int, list[float]] = {n: [] for n in points or [1]}
+    slots = list(range(slot, slot + rows))
     try:
-        target.prefill(slot, [0] * min(_CONTEXT, target.caps.max_len - 2))
-        drafts = {n: _chain(n) for n in times}
+        for each in slots:
+            _fill(target, each, min(context, caps.max_len - 2))
+        drafts = {n: _chain(n, rows) for n in times}
         for draft in drafts.values():
-            _timed(target, slot, draft)
+            _timed(target, slots, draft)
         end = time.perf_counter() + seconds
         while True:
             for n, draft in drafts.items():
-                times[n].append(_timed(target, slot, draft))
+                times[n].append(_timed(target, slots, draft))
             if time.perf_counter() > end or len(times[min(times)]) >= 9:
                 break
     finally:
-        target.release(slot)
-    return CostTable({n: statistics.median(found) for n, found in times.items()})
+        for each in slots:
+            target.release(each)
+    return CostTable({n * rows: statistics.median(found) for n, found in times.items()})
 
 
-def _timed(target: Target, slot: int, draft: Draft) -> float:
+def _fill(target: Target, slot: int, tokens: int) -> None:
+    for start in range(0, tokens, _CHUNK):
+        target.prefill(slot, [0] * min(_CHUNK, tokens - start))
+
+
+def _timed(target: Target, slots: list[int], draft: Draft) -> float:
     start = time.perf_counter()
-    scores = target.score([slot], draft)
+    scores = target.score(slots, draft)
     if scores.logits.is_cuda:
         torch.cuda.synchronize()
     return time.perf_counter() - start
 
 
-def _chain(nodes: int) -> Draft:
-    zeros = torch.zeros(1, nodes, dtype=torch.int64)
-    parents = torch.arange(-1, nodes - 1)[None]
-    return Draft(zeros, parents, torch.tensor([nodes]), zeros)
+def _chain(nodes: int, rows: int = 1) -> Draft:
+    zeros = torch.zeros(rows, nodes, dtype=torch.int64)
+    parents = torch.arange(-1, nodes - 1).repeat(rows, 1)
+    return Draft(zeros, parents, torch.full((rows,), nodes), zeros)

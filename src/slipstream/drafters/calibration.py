@@ -118,8 +118,10 @@ def load(path: str | Path, *, drafter: str = "", target: str = "") -> Calibratio
     return found
 
 
-def checked_temperatures(values: Seq[Any], where: str) -> tuple[float, ...]:
+def checked_temperatures(values: Any, where: str) -> tuple[float, ...]:
     """Return the temperatures as floats; each must be a finite number above 0."""
+    if not isinstance(values, list | tuple):
+        raise RequestError(f"{where}={values!r} must be a list of numbers above 0, one for each depth")
     for value in values:
         if isinstance(value, bool) or not isinstance(value, int | float) or not (0 < value < math.inf):
             raise RequestError(f"{where}: temperature {value!r} must be a number above 0; 1 changes nothing")

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from slipstream.drafters.slots import Slots
 from slipstream.nets.dflash import DFlashNet
 from slipstream.nets.draft_layers import Segment
-from slipstream.types import Sequence, WorkError
+from slipstream.types import Sequence
 
 
 @dataclass
@@ -31,9 +32,8 @@ class ContextRows:
     """One slot of the network for each row, from its first tokens until `forget`."""
 
     def __init__(self, net: DFlashNet, max_rows: int) -> None:
-        self.net, self.max_rows = net, max_rows
-        self.places: dict[int, _Place] = {}
-        self._free = list(range(max_rows))[::-1]
+        self.net = net
+        self.places = Slots(max_rows, _Place, f"{net.config.algorithm} drafter")
 
     def observe(self, rows: list[Sequence], tokens: list[list[int]], taps: list[Mapping[int, Tensor]]) -> None:
         """Feed what was committed, all rows in one pass."""
@@ -71,13 +71,12 @@ class ContextRows:
 
     def forget(self, row: Sequence) -> None:
         """Empty the row's slot, for another to use."""
-        place = self.places.pop(row.id, None)
+        place = self.places.drop(row)
         if place is not None:
             self.net.layers.keep(place.slot, 0)
-            self._free.append(place.slot)
 
     def _next(self, row: Sequence, tokens: Seq[int]) -> Segment | None:
-        place = self._of(row)
+        place = self.places.of(row)
         at = self.net.layers.length(place.slot)
         end = at + len(tokens)
         follows = end <= self.net.layers.cache.shape.max_len and row.tokens[at:end] == list(tokens)
@@ -85,16 +84,5 @@ class ContextRows:
         return Segment(place.slot, at, range(at, end)) if place.whole and end > at else None
 
     def _ready(self, row: Sequence) -> bool:
-        place = self._of(row)
+        place = self.places.of(row)
         return place.whole and self.net.layers.length(place.slot) == len(row.tokens) - 1
-
-    def _of(self, row: Sequence) -> _Place:
-        place = self.places.get(row.id)
-        if place is None:
-            if not self._free:
-                raise WorkError(
-                    f"the {self.net.config.algorithm} drafter's cache has {self.max_rows} rows, all in use; "
-                    f"give it as many rows as the engine decodes at once"
-                )
-            place = self.places[row.id] = _Place(self._free.pop())
-        return place

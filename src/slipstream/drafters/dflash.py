@@ -8,7 +8,6 @@ through the slots and is FIXED. Loads nothing, verifies nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,15 +15,12 @@ import torch
 from torch import Tensor
 
 from slipstream.drafters.chains import chain_draft
-from slipstream.drafters.context_rows import ContextRows
-from slipstream.drafters.drawing import Drawing, Dropped
+from slipstream.drafters.drawing import Drawing
 from slipstream.drafters.marginals import broken, marginal_tree
-from slipstream.drafters.reduced import Reduced
+from slipstream.drafters.net_drafters import BlockDrafter
 from slipstream.drafters.trees import Seconds
 from slipstream.nets.dflash import DFlashNet
-from slipstream.types import Draft, Needs, RequestError, Rngs, Sequence
-
-_MOST_LOGITS = 1 << 26  # numbers computed at once: bounds the memory of many rows of a large vocabulary
+from slipstream.types import Draft, RequestError, Rngs, Sequence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,11 +34,11 @@ class DFlashOptions:
             raise RequestError(f"shape={self.shape!r} must be chain or tree")
 
 
-class DFlash:
-    """Drafts with a block network. `dropped` counts drafts cut short because the logits were not finite.
+class DFlash(BlockDrafter):
+    """Drafts with a block network; see `NetDrafter`.
 
-    `vocab` is the target's number of token ids, `device` where the target wants its draft. `seconds(n)` is the time of
-    a round whose target pass reads n tokens: with it, a tree is cut to the size that pays (CaDDTree, 2606.01813).
+    `seconds(n)` is the time of a round whose target pass reads n tokens: with it, a tree is cut to the size that pays
+    (CaDDTree, 2606.01813).
     """
 
     name = "dflash"
@@ -58,39 +54,19 @@ class DFlash:
         seconds: Seconds | None = None,
     ) -> None:
         self.options = options or DFlashOptions()
-        self.needs = Needs(taps=net.config.features.taps, tree=self.options.shape == "tree")
-        self.net, self.vocab, self.device = net, vocab, torch.device(device)
-        self.reduced = Reduced(net.vocab_map, vocab, net.layers.device)
-        self.context = ContextRows(net, max_rows)
+        super().__init__(net, vocab=vocab, max_rows=max_rows, device=device, tree=self.options.shape == "tree")
         self.seconds = seconds
-        self._dropped = Dropped("dflash drafter")
-
-    @property
-    def dropped(self) -> int:
-        """Drafts cut short because the drafter's logits were not finite."""
-        return self._dropped.count
 
     def propose(self, rows: list[Sequence], budget: list[int], rngs: Rngs) -> Draft:
         """Draft at most `budget[b]` tokens for each row, and never deeper than the block."""
         if self.options.shape == "tree":
             return self._tree(rows, self.context.limits(rows, budget, max(budget, default=0)))
-        work = Drawing(rows, self.context.limits(rows, budget), rngs, vocab=self.vocab, device=self.device)
-        if work.live:
-            self._chains(work)
-        return work.draft()
-
-    def observe(self, rows: list[Sequence], tokens: list[list[int]], taps: list[Mapping[int, Tensor]]) -> None:
-        """Feed what was committed to the network's context."""
-        self.context.observe(rows, tokens, taps)
-
-    def forget(self, row: Sequence) -> None:
-        """Free the row's place in the network's cache."""
-        self.context.forget(row)
+        return super().propose(rows, budget, rngs)
 
     def _chains(self, work: Drawing) -> None:
         deepest = max(work.limits)
         states = self.context.block([work.rows[b] for b in work.live], deepest)  # [live, D, H]
-        step = max(1, _MOST_LOGITS // (self.vocab * len(work.live)))
+        step = self._at_once(len(work.live))
         for done in range(0, deepest, step):
             logits = self._logits(states[:, done : done + step])  # [live, <= step, V]
             at = list(range(len(work.live)))  # where each row still drafting is in `logits`

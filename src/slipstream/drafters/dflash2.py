@@ -7,19 +7,14 @@ over exactly those few that were in the draw, zero elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from slipstream.drafters.context_rows import ContextRows
-from slipstream.drafters.drawing import Drawing, Dropped
-from slipstream.drafters.reduced import Reduced
+from slipstream.drafters.drawing import Drawing
+from slipstream.drafters.net_drafters import BlockDrafter
 from slipstream.nets.dflash2 import DFlash2Net
-from slipstream.types import Draft, Needs, Rngs, Sequence
-
-_MOST_LOGITS = 1 << 26  # numbers computed at once: bounds the memory of many rows of a large vocabulary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,13 +31,11 @@ class _Slots:
     mixed: Tensor  # [n, D, r]
 
 
-class DFlash2:
-    """Drafts with a block network and its path selector. `dropped` counts drafts that logits not finite cut short.
-
-    `vocab` is the target's number of token ids, `device` where the target wants its draft.
-    """
+class DFlash2(BlockDrafter):
+    """Drafts with a block network and its path selector; see `NetDrafter`."""
 
     name = "dflash2"
+    net: DFlash2Net
 
     def __init__(
         self,
@@ -54,31 +47,7 @@ class DFlash2:
         options: DFlash2Options | None = None,
     ) -> None:
         self.options = options or DFlash2Options()
-        self.needs = Needs(taps=net.config.features.taps)
-        self.net, self.vocab, self.device = net, vocab, torch.device(device)
-        self.reduced = Reduced(net.vocab_map, vocab, net.layers.device)
-        self.context = ContextRows(net, max_rows)
-        self._dropped = Dropped("dflash2 drafter")
-
-    @property
-    def dropped(self) -> int:
-        """Drafts cut short because the drafter's logits were not finite."""
-        return self._dropped.count
-
-    def propose(self, rows: list[Sequence], budget: list[int], rngs: Rngs) -> Draft:
-        """Draft at most `budget[b]` tokens for each row, never more than the block has."""
-        work = Drawing(rows, self.context.limits(rows, budget), rngs, vocab=self.vocab, device=self.device)
-        if work.live:
-            self._chains(work)
-        return work.draft()
-
-    def observe(self, rows: list[Sequence], tokens: list[list[int]], taps: list[Mapping[int, Tensor]]) -> None:
-        """Feed what was committed to the network's context."""
-        self.context.observe(rows, tokens, taps)
-
-    def forget(self, row: Sequence) -> None:
-        """Free the row's place in the network's cache."""
-        self.context.forget(row)
+        super().__init__(net, vocab=vocab, max_rows=max_rows, device=device)
 
     def _chains(self, work: Drawing) -> None:
         """Walk every row's path, slot after slot."""
@@ -101,7 +70,7 @@ class DFlash2:
         flat = states.flatten(0, 1)
         top = [
             self.reduced.spread(_wide(self.net.logits(some))).topk(min(self.net.paths.top_k, self.vocab))
-            for some in flat.split(max(1, _MOST_LOGITS // self.vocab))
+            for some in flat.split(self._at_once())
         ]
         tokens, logits = torch.cat([t.indices for t in top]), torch.cat([t.values for t in top])
         parts = (tokens, logits, self.net.mixed(flat))

@@ -15,7 +15,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from slipstream.types import Sequence, WorkError
+from slipstream.drafters.slots import Slots
+from slipstream.types import Sequence
 
 _BATCHED = 8  # missing tokens that may be fed in one batch with the other rows'; longer gaps are prefilled
 
@@ -74,14 +75,12 @@ class DraftCache:
 
     def __init__(self, decoder: DraftDecoder, max_rows: int) -> None:
         self.decoder = decoder
-        self.max_rows = max_rows
         self._batched = min(_BATCHED, decoder.max_nodes)
-        self._held: dict[int, _Held] = {}
-        self._free = list(range(max_rows))[::-1]
+        self._held = Slots(max_rows, _Held, "draft model")
 
     def prefill(self, row: Sequence, tokens: list[int]) -> None:
         """Feed a long run of committed tokens as it arrives, so that a prompt is paid for while it is prefilled."""
-        held = self._of(row)
+        held = self._held.of(row)
         after = held.certain + len(tokens)
         follows = not held.guesses and row.tokens[held.certain : after] == tokens
         if len(tokens) > self._batched and follows and after <= self.decoder.config.max_len:
@@ -119,14 +118,13 @@ class DraftCache:
 
     def forget(self, row: Sequence) -> None:
         """Empty the row's slot, for another to use."""
-        held = self._held.pop(row.id, None)
+        held = self._held.drop(row)
         if held is not None:
             self.decoder.release(held.slot)
-            self._free.append(held.slot)
 
     def _rewind(self, row: Sequence) -> list[int]:
         """Cut the row's cache back to committed tokens; return those it lacks, the root at least."""
-        held, decoder = self._of(row), self.decoder
+        held, decoder = self._held.of(row), self.decoder
         for guess, token in zip(
             held.guesses, row.tokens[held.certain : held.certain + len(held.guesses)], strict=False
         ):
@@ -138,17 +136,6 @@ class DraftCache:
         if decoder.length(held.slot) > held.certain:
             decoder.truncate(held.slot, held.certain)
         return row.tokens[held.certain :]
-
-    def _of(self, row: Sequence) -> _Held:
-        held = self._held.get(row.id)
-        if held is None:
-            if not self._free:
-                raise WorkError(
-                    f"the draft model's cache has {self.max_rows} rows, all in use; "
-                    f"give it as many rows as the engine decodes at once"
-                )
-            held = self._held[row.id] = _Held(self._free.pop())
-        return held
 
     def _feed(self, rows: Seq[Sequence], tokens: Seq[list[int]]) -> Tensor:
         """Commit each row's tokens; return the logits after its last one [B, V]."""

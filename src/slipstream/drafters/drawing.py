@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from slipstream.drafters.chains import chain_draft
-from slipstream.sampling.laws import draft_law, fit_vocab, needs_history, peaks
+from slipstream.sampling.laws import drafting_law, fit_vocab, needs_history, peaks
 from slipstream.types import Draft, Rngs, SamplingParams, Sequence
 
 Doubt = Callable[[Tensor, Tensor], list[bool]]  # (logits [n, V], tokens [n]) -> draft no further after this token
@@ -44,7 +44,8 @@ class Drawing:
         """Give each live row its token at `depth` (1 first) from logits [live, V or wider or narrower].
 
         Returns the places, in the former `live`, of the rows that draft on. Whatever ends a row here ends it after its
-        token is kept (law 4): nothing can follow the token, its limit is reached, or `doubt` says so.
+        token is kept (law 4): nothing can follow the token, its limit is reached, or `doubt` says so; or before it is
+        drawn: its logits are not finite, or its parameters leave none of the tokens.
         """
         logits = logits if logits.dtype == torch.float64 else logits.float()
         logits = fit_vocab(logits, self.vocab, logits=True)
@@ -55,7 +56,12 @@ class Drawing:
             places = [i for i, bad in enumerate(broken.tolist()) if not bad]
             live, logits, tokens = [live[i] for i in places], logits[places], tokens[places]
         if not all(_bare_greedy(self.rows[b].params) for b in live):
-            tokens = self._choose(live, logits, depth)
+            law, bare = drafting_law([self.rows[b] for b in live], [self._prefixes[b] for b in live], logits)
+            if bare is not None:
+                some = (~bare).nonzero()[:, 0].tolist()
+                places, live = [places[i] for i in some], [live[i] for i in some]
+                logits, law = logits[some], law[some]
+            tokens = self._choose(live, law, depth)
         doubtful = doubt(logits, tokens) if doubt is not None and live else [False] * len(live)
         going = self._take(live, tokens.tolist(), doubtful)
         self.live = [live[i] for i in going]
@@ -75,9 +81,8 @@ class Drawing:
         for guess, n in zip(self.guesses, lengths, strict=True):
             del guess[n:]
 
-    def _choose(self, live: list[int], logits: Tensor, depth: int) -> Tensor:
-        """Draw, or take the highest, from each row's law; record the law drawn from."""
-        law = draft_law([self.rows[b] for b in live], [self._prefixes[b] for b in live], logits)  # [live, V]
+    def _choose(self, live: list[int], law: Tensor, depth: int) -> Tensor:
+        """Draw, or take the highest, from each row's law [live, V]; record the law drawn from."""
         greedy = [i for i, b in enumerate(live) if not self.sampled[b]]
         if len(greedy) == len(live):
             return law.argmax(-1)

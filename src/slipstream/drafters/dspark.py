@@ -17,14 +17,11 @@ import torch
 from torch import Tensor
 
 from slipstream.drafters.calibration import Outcome, checked_temperatures, load
-from slipstream.drafters.context_rows import ContextRows
-from slipstream.drafters.drawing import Drawing, Dropped
-from slipstream.drafters.reduced import Reduced
+from slipstream.drafters.drawing import Drawing
+from slipstream.drafters.net_drafters import BlockDrafter
 from slipstream.drafters.schedule import Seconds, schedule
 from slipstream.nets.dspark import Corrected, DSparkNet
-from slipstream.types import Draft, Needs, RequestError, Rngs, Sequence
-
-_MOST_LOGITS = 1 << 26  # numbers computed at once: bounds the memory of many rows of a large vocabulary
+from slipstream.types import Draft, RequestError, Rngs, Sequence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +42,8 @@ class DSparkOptions:
     def __post_init__(self) -> None:
         if self.schedule not in ("auto", "off", "hardware"):
             raise RequestError(f"schedule={self.schedule!r} must be auto, off or hardware")
-        if not 0.0 <= self.threshold < 1.0:
+        number = isinstance(self.threshold, int | float) and not isinstance(self.threshold, bool)
+        if not (number and 0.0 <= self.threshold < 1.0):
             raise RequestError(f"threshold={self.threshold!r} must be at least 0 (off) and below 1")
         if not isinstance(self.temperatures, str | Path):
             checked_temperatures(self.temperatures, "temperatures")
@@ -79,15 +77,16 @@ class _Said:
     logits: list[list[float]] = field(default_factory=list)
 
 
-class DSpark:
-    """Drafts with a block network and its heads. `dropped` counts drafts cut short by logits that were not finite.
+class DSpark(BlockDrafter):
+    """Drafts with a block network and its heads; see `NetDrafter`.
 
-    `vocab` is the target's number of token ids, `device` where the target wants its draft. `seconds(n)` is the time of
-    a round whose target pass reads n tokens of all rows; without it nothing is scheduled. `target` names the target,
-    for calibration files. Put a list into `collect` to have the outcome of every later round appended to it.
+    `seconds(n)` is the time of a round whose target pass reads n tokens of all rows; without it nothing is scheduled.
+    `target` names the target, for calibration files. Put a list into `collect` to have the outcome of every later round
+    appended to it.
     """
 
     name = "dspark"
+    net: DSparkNet
 
     def __init__(
         self,
@@ -101,47 +100,30 @@ class DSpark:
         target: str = "",
     ) -> None:
         self.options = options or DSparkOptions()
-        self.needs = Needs(taps=net.config.features.taps)
-        self.net, self.vocab, self.device = net, vocab, torch.device(device)
+        super().__init__(net, vocab=vocab, max_rows=max_rows, device=device)
         self.temperatures = _temperatures(self.options, net, target)
         weighed = self.options.schedule != "off" and net.config.markov.confidence != "none"
         self.seconds: Seconds | None = seconds if weighed else None
-        self.reduced = Reduced(net.vocab_map, vocab, net.layers.device)
-        self.context = ContextRows(net.backbone, max_rows)
         self.collect: list[Outcome] | None = None
-        self._dropped = Dropped("dspark drafter")
         self._submitted: dict[int, tuple[float, ...]] = {}  # kept up while somebody collects
-
-    @property
-    def dropped(self) -> int:
-        """Drafts cut short because the drafter's logits were not finite."""
-        return self._dropped.count
 
     def propose(self, rows: list[Sequence], budget: list[int], rngs: Rngs) -> Draft:
         """Draft at most `budget[b]` tokens for each row, never more than the block has, fewer where that pays."""
-        work = Drawing(rows, self.context.limits(rows, budget), rngs, vocab=self.vocab, device=self.device)
-        width = max(work.limits, default=0)
-        said = _Said(torch.zeros(len(rows), width, dtype=torch.float64), [[] for _ in rows])
-        if work.live:
-            self._chains(work, said)
-        if self.seconds is not None:
-            work.cut(self._kept(rows, said.survival, [len(guess) for guess in work.guesses]))
-        if self.collect is not None:
-            for row, guess, logits in zip(rows, work.guesses, said.logits, strict=True):
-                self._submitted[row.id] = tuple(logits[: len(guess)])
-        return work.draft()
+        for row in rows:
+            self._submitted.pop(row.id, None)
+        return super().propose(rows, budget, rngs)
 
     def observe(self, rows: list[Sequence], tokens: list[list[int]], taps: list[Mapping[int, Tensor]]) -> None:
         """Feed what was committed to the network's context."""
         if self.collect is not None:
             for row, new in zip(rows, tokens, strict=True):
                 self._hear(row, len(new) - 1)
-        self.context.observe(rows, tokens, taps)
+        super().observe(rows, tokens, taps)
 
     def forget(self, row: Sequence) -> None:
         """Free the row's place in the network's cache."""
         self._submitted.pop(row.id, None)
-        self.context.forget(row)
+        super().forget(row)
 
     def _kept(self, rows: list[Sequence], survival: Tensor, drawn: list[int]) -> list[int]:
         if self.options.schedule == "hardware":
@@ -160,7 +142,17 @@ class DSpark:
         if logits and row.finish_reason is None and self.collect is not None:
             self.collect.append(Outcome(logits, accepted))
 
-    def _chains(self, work: Drawing, said: _Said) -> None:
+    def _chains(self, work: Drawing) -> None:
+        """Draw every row's chain, cut it to what pays, and note what was said of it."""
+        said = _Said(torch.zeros(len(work.rows), max(work.limits), dtype=torch.float64), [[] for _ in work.rows])
+        self._walk(work, said)
+        if self.seconds is not None:
+            work.cut(self._kept(work.rows, said.survival, [len(guess) for guess in work.guesses]))
+        if self.collect is not None:
+            for row, guess, logits in zip(work.rows, work.guesses, said.logits, strict=True):
+                self._submitted[row.id] = tuple(logits[: len(guess)])
+
+    def _walk(self, work: Drawing, said: _Said) -> None:
         """Draw every row's chain, slot after slot."""
         rows, deepest = [work.rows[b] for b in work.live], max(work.limits)
         states = self.context.block(rows, deepest, anchor=self.net.runs_in)  # [n, D, H]
@@ -168,7 +160,7 @@ class DSpark:
         walk = _Walk(list(range(len(rows))), roots)
         if self.net.runs_in:
             walk.state, states = self.net.before(states[:, 0], roots), states[:, 1:]
-        step = max(1, _MOST_LOGITS // (self.vocab * len(rows)))
+        step = self._at_once(len(rows))
         for depth in range(1, deepest + 1):
             if (depth - 1) % step == 0:
                 some = states[:, depth - 1 : depth - 1 + step]

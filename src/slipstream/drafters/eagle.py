@@ -13,26 +13,37 @@ from typing import Literal
 import torch
 
 from slipstream.drafters.drawing import Drawing
-from slipstream.drafters.feature_rows import FeatureDrafter, FeatureNet
+from slipstream.drafters.feature_rows import FeatureNet
 from slipstream.drafters.growth import Growth, GrowthOptions
+from slipstream.drafters.net_drafters import FeatureDrafter
 from slipstream.types import Draft, RequestError, Rngs, Sequence
 
 
 @dataclass(frozen=True, kw_only=True)
 class EagleOptions:
-    """`shape` chain: as deep as the budget. tree: `depth` levels at most, `top_k` nodes run in each.
+    """`shape` chain: as deep as the budget. tree: `depth` levels at most (6), `top_k` nodes run in each (8).
 
     Trees of greedy rows are those of EAGLE-2; the others have hybrid nodes (`drafters.growth`).
     """
 
     shape: Literal["chain", "tree"] = "chain"
-    depth: int = 6
-    top_k: int = 8
+    depth: int | None = None
+    top_k: int | None = None
 
     def __post_init__(self) -> None:
         if self.shape not in ("chain", "tree"):
             raise RequestError(f"shape={self.shape!r} must be 'chain' or 'tree'")
-        GrowthOptions(depth=self.depth, top_k=self.top_k)
+        growth = self.growth
+        for name in ("depth", "top_k"):
+            if self.shape == "chain" and getattr(self, name) is not None:
+                value = getattr(growth, name)
+                raise RequestError(f"{name}={value!r} has no effect on a chain: use draft_tokens, or shape=tree")
+
+    @property
+    def growth(self) -> GrowthOptions:
+        """How trees grow."""
+        depth, top_k = 6 if self.depth is None else self.depth, 8 if self.top_k is None else self.top_k
+        return GrowthOptions(depth=depth, top_k=top_k)
 
 
 class Eagle(FeatureDrafter):
@@ -52,15 +63,15 @@ class Eagle(FeatureDrafter):
         self.options = options or EagleOptions()
         tree = self.options.shape == "tree"
         super().__init__(net, vocab=vocab, max_rows=max_rows, device=device, tree=tree)
-        growth = GrowthOptions(depth=self.options.depth, top_k=self.options.top_k)
-        self._growth = Growth(self._rows, self._logits, growth, room=net.max_nodes, device=device) if tree else None
+        grow = Growth(self._rows, self._logits, self.options.growth, room=net.max_nodes, device=device)
+        self._growth = grow if tree else None
 
     def propose(self, rows: list[Sequence], budget: list[int], rngs: Rngs) -> Draft:
         """Draft at most `budget[b]` tokens for each row."""
         ready = self._rows.begin(rows)
         limits = [n if ok else 0 for n, ok in zip(budget, ready, strict=True)]
         if self._growth is None:
-            return self._chain(rows, [min(n, self._net.max_nodes + 1) for n in limits], rngs)
+            return self._chain(rows, [min(n, self.net.max_nodes + 1) for n in limits], rngs)
         draft = self._growth.grow(rows, limits, rngs)
         self._dropped.add(self._growth.broken)
         return draft

@@ -15,11 +15,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from slipstream.drafters.drawing import Dropped
-from slipstream.drafters.reduced import Reduced
+from slipstream.drafters.slots import Slots
 from slipstream.nets.draft_config import DraftConfig
 from slipstream.nets.draft_layers import DraftLayers, Segment
-from slipstream.types import Needs, Sequence, WorkError
+from slipstream.types import Sequence
 
 _CHUNK = 512  # rows of one slot in a pass: bounds the mask and the activations
 
@@ -30,6 +29,7 @@ class FeatureNet(Protocol):
     config: DraftConfig
     layers: DraftLayers
     vocab_map: Tensor | None
+    device: torch.device
     max_len: int
     max_nodes: int
 
@@ -82,10 +82,8 @@ class FeatureRows:
     """The rows of every sequence, one slot each from its first observed token until `forget`."""
 
     def __init__(self, net: FeatureNet, max_rows: int) -> None:
-        self.net, self.max_rows = net, max_rows
-        self.taps = net.config.features.taps
-        self._held: dict[int, _Held] = {}
-        self._free = list(range(max_rows))[::-1]
+        self.net, self.taps = net, net.config.features.taps
+        self.held = Slots(max_rows, _Held, f"{net.config.algorithm} drafter")
         self._round: list[_Held] = []  # of `begin`, by batch row
         self._places: list[list[int]] = []  # positions of the scratch rows written since, by batch row
 
@@ -100,7 +98,7 @@ class FeatureRows:
     def begin(self, rows: Seq[Sequence]) -> list[bool]:
         """Start a draft for these rows with empty scratch; say which have a state to draft from."""
         idle = _Held(-1, lost=True)
-        self._round = [self._held.get(row.id, idle) for row in rows]
+        self._round = [self.held.get(row.id, idle) for row in rows]
         self._places = [[] for _ in rows]
         for held, row in zip(self._round, rows, strict=True):
             held.lost |= held.heard != len(row.tokens) - 1
@@ -138,13 +136,12 @@ class FeatureRows:
 
     def forget(self, row: Sequence) -> None:
         """Free the row's slot, for another to use."""
-        held = self._held.pop(row.id, None)
+        held = self.held.drop(row)
         if held is not None:
             self.net.layers.keep(held.slot, 0)
-            self._free.append(held.slot)
 
     def _piece(self, row: Sequence, new: list[int], taps: Mapping[int, Tensor]) -> _Piece | None:
-        held = self._of(row)
+        held = self.held.of(row)
         at, held.heard = held.heard, held.heard + len(new)
         ahead = row.tokens[at + 1 : held.heard + 1]
         follows = row.tokens[at : held.heard] == new and len(ahead) == len(new)
@@ -166,51 +163,6 @@ class FeatureRows:
             end += len(piece.tokens)
             piece.held.state = states[end - 1].clone()
             self.net.layers.keep(piece.held.slot, piece.at + len(piece.tokens))
-
-    def _of(self, row: Sequence) -> _Held:
-        held = self._held.get(row.id)
-        if held is None:
-            if not self._free:
-                raise WorkError(
-                    f"the drafter's cache has {self.max_rows} rows, all in use; "
-                    f"give it as many rows as the engine decodes at once"
-                )
-            held = self._held[row.id] = _Held(self._free.pop())
-        return held
-
-
-class FeatureDrafter:
-    """What drafters on a `FeatureNet` share. `dropped` counts drafts cut short because the numbers were not finite.
-
-    `vocab` is the target's number of token ids, `device` where it wants its draft. A row that was not observed from its
-    first token on gets no draft.
-    """
-
-    def __init__(
-        self, net: FeatureNet, *, vocab: int, max_rows: int, device: torch.device | str = "cpu", tree: bool = False
-    ) -> None:
-        self.vocab, self.device = vocab, torch.device(device)
-        self.needs = Needs(taps=net.config.features.taps, tree=tree)
-        self._net, self._rows = net, FeatureRows(net, max_rows)
-        self._reduced = Reduced(net.vocab_map, vocab, net.layers.device)
-        self._dropped = Dropped("drafter")
-
-    @property
-    def dropped(self) -> int:
-        """Drafts cut short so far."""
-        return self._dropped.count
-
-    def observe(self, rows: list[Sequence], tokens: list[list[int]], taps: list[Mapping[int, Tensor]]) -> None:
-        """Feed the rows that these tokens and their features complete, prompts and accepted tokens alike."""
-        self._rows.observe(rows, tokens, taps)
-
-    def forget(self, row: Sequence) -> None:
-        """Free the row's place in the network's cache."""
-        self._rows.forget(row)
-
-    def _logits(self, states: Tensor) -> Tensor:
-        """States [n, H] -> logits over the target's ids [n, V]."""
-        return self._reduced.spread(self._net.logits(states))
 
 
 def _joined(parts: list[Tensor]) -> Tensor:

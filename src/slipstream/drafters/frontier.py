@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -45,6 +45,11 @@ class Level:
         order = self.scores.masked_fill(~self.ok, -torch.inf).sort(dim=1, descending=True, stable=True).indices
         order = order[:, : max(0, width)]
         return Level(*(part.gather(1, order) for part in vars(self).values()))
+
+    def within(self, room: Tensor) -> Level:
+        """Leave the first `room` [B] nodes of each row."""
+        at = torch.arange(self.ok.shape[1], device=self.ok.device)
+        return replace(self, ok=self.ok & (at < room.to(at.device)[:, None]))
 
 
 class Frontier:

@@ -73,12 +73,12 @@ class Growth:
         frontier = Frontier(self._feed, self._logits, which)
         grown = Grown(rows, limits, self.options.top_k)
         grown.start(frontier.roots())
-        left = self.room
+        left = torch.full((len(rows),), self.room)  # each row's own: batch mates change no tree
         for depth in range(1, self.options.depth):
-            level = grown.frontier(min(self.options.top_k, left))
+            level = grown.frontier(self.options.top_k).within(left)
             if not bool(level.ok.any()):
                 break
-            left -= level.ok.shape[1]
+            left -= level.ok.sum(1).cpu()
             grown.add(level, *frontier.step(level, depth))
         self.broken += len(grown.broken)
         return best_tree(rows, grown.pool, limits)
@@ -86,14 +86,14 @@ class Growth:
     def _hybrid(self, rows: list[Sequence], limits: Seq[int], which: list[int], rngs: Rngs) -> Draft:
         frontier = Frontier(self._feed, self._logits, which)
         tree = Hybrid(rows, which, limits, rngs, self.options.top_k)
-        logits, left = frontier.roots(), self.room
+        logits, left = frontier.roots(), torch.full((len(which),), self.room)
         for depth in range(1, self.options.depth + 1):
             levels_left = self.options.depth - depth
             tree.extend(logits, depth, levels_left + 1)
-            level = tree.frontier(min(self.options.top_k, left), levels_left)
+            level = tree.frontier(self.options.top_k, levels_left).within(left)
             if not levels_left or not bool(level.ok.any()):
                 break
-            left -= level.ok.shape[1]
+            left -= level.ok.sum(1).cpu()
             logits, where = frontier.step(level, depth)
             tree.reach(level, where)
         self.broken += len(tree.broken)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from slipstream.drafters.frontier import Level
 from slipstream.drafters.ranks import end_ids, highest
-from slipstream.sampling.laws import draft_law, needs_history
+from slipstream.sampling.laws import drafting_law, needs_history
 from slipstream.types import Draft, Draw, Rngs, Sequence
 
 
@@ -23,7 +23,7 @@ class Hybrid:
     """The trees of the rows `which` of a batch while they grow. `rows`, `limits` and `rngs` are the whole batch's."""
 
     def __init__(self, rows: list[Sequence], which: list[int], limits: Seq[int], rngs: Rngs, top_k: int) -> None:
-        self.rows, self._whole, self._which, self._rngs = [rows[b] for b in which], len(rows), which, rngs
+        self.rows, self._which, self._rngs = [rows[b] for b in which], which, rngs
         self.top_k = top_k
         self.broken: set[int] = set()
         self._ends = end_ids(self.rows)  # [B, E]
@@ -46,7 +46,9 @@ class Hybrid:
         b, f = level.ok.nonzero(as_tuple=True)
         fine = logits.amax(-1).isfinite().cpu()
         self.broken |= set(b[~fine].tolist())
-        law = draft_law([self.rows[i] for i in b.tolist()], self._prefixes(level), logits)  # [n, V]
+        law, bare = drafting_law([self.rows[i] for i in b.tolist()], self._prefixes(level), logits)  # [n, V]
+        if bare is not None:
+            fine = fine & ~bare.cpu()
         scores, ids = self._fixed(law)  # [n, K - 1]
         table = level.scores.new_full((*level.ok.shape, 1 + ids.shape[1]), -torch.inf)
         own = level.scores[b, f].masked_fill(~fine, -torch.inf)[:, None]
@@ -124,20 +126,10 @@ class Hybrid:
             self.q = torch.zeros((*self.tokens.shape, law.shape[1]), dtype=law.dtype, device=law.device)
         self.q[b, self._parents.at[b, f]] = law
         tokens = torch.zeros(len(b), dtype=torch.int64)
-        whole = torch.tensor(self._which)
-        w = law.new_zeros(self._whole, law.shape[1]) if self._whole > 1 else law  # rows not active are not read
-        for place in range(int(f.max()) + 1 if len(f) else 0):  # a row draws one token a call: at most top_k calls
-            mine = (drawing & (f == place)).nonzero()[:, 0]
-            if not len(mine):
-                continue
-            to = whole[b[mine]]
-            if self._whole == 1:
-                w = law[mine]
-            else:
-                w[to] = law[mine]  # law 3: drawn from the recorded rows
-            active = torch.zeros(self._whole, dtype=torch.bool, device=law.device)
-            active[to] = True
-            tokens[mine] = self._rngs.draft(w, depth, active).cpu()[to]
+        mine = drawing.nonzero()[:, 0]
+        owners = [self._which[i] for i in b[mine].tolist()]
+        w = law if len(mine) == len(law) else law[mine.to(law.device)]  # law 3: the recorded rows
+        tokens[mine] = self._rngs.draft_nodes(w, depth, owners).cpu()
         return tokens
 
     def _append(self, tokens: Tensor, keep: Tensor, scores: Tensor) -> None:

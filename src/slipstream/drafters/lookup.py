@@ -7,6 +7,7 @@ however long the text is. Nothing is shared between rows.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ from slipstream.types import Draft, Needs, RequestError, Rngs, Sequence
 _PRIME = (1 << 61) - 1
 _BASE = 0x1B873593CC9E2D51 % _PRIME
 _LONGEST = 64
+_CLASSES = (1, 2, 3, 5)  # the least agreement of each class
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +86,14 @@ class NgramIndex:
             copy *= -(-budget // period)
         return copy[:budget]
 
+    def agreement(self, root: int) -> int:
+        """Return in classes how many tokens agree where `follow` copies from: 1, 2, 3-4, 5 or more, all -> 1..5."""
+        found = self._find(root)
+        if found is None:
+            return 0
+        n = found[1]
+        return 5 if n == self.options.max_ngram else bisect_right(_CLASSES, n)
+
     def _grown(self, token: int) -> list[int]:
         """Hashes of the last 1, 2, .. tokens once `token` is appended."""
         return [(h * _BASE + token) % _PRIME for h in self._hashes]
@@ -127,6 +137,11 @@ class Lookup:
             return []
         copy = self._index(row).follow(row.tokens[-1], budget)
         return _cut(copy, (*row.eos_ids, *row.params.stop_token_ids), self.vocab)
+
+    def look(self, row: Sequence, budget: int) -> tuple[list[int], int]:
+        """Return what `guess` returns, and how sure it is: 1 (one token agrees) to 5 (as many as are compared)."""
+        found = self.guess(row, budget)
+        return found, self._index(row).agreement(row.tokens[-1]) if found else 0
 
     def observe(self, rows: list[Sequence], tokens: list[list[int]], taps: list[Mapping[int, Tensor]]) -> None:
         """Index the tokens of each row."""

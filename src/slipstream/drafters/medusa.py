@@ -15,13 +15,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from slipstream.drafters.drawing import Drawing, Dropped
+from slipstream.drafters.drawing import Drawing
 from slipstream.drafters.marginals import broken, marginal_tree
+from slipstream.drafters.net_drafters import NetDrafter
 from slipstream.drafters.ranks import rank
-from slipstream.drafters.reduced import Reduced
 from slipstream.drafters.trees import Pool, Seconds, best_tree, merge
 from slipstream.nets.medusa import MedusaNet
-from slipstream.types import Draft, Needs, RequestError, Rngs, Sequence
+from slipstream.types import Draft, RequestError, Rngs, Sequence
 
 Choices = tuple[tuple[int, ...], ...]
 
@@ -51,15 +51,15 @@ class _Held:
     lost: bool = False
 
 
-class Medusa:
-    """Drafts with `net`. `dropped` counts drafts cut short because the logits were not finite.
+class Medusa(NetDrafter):
+    """Drafts with Medusa heads; see `NetDrafter`.
 
-    `vocab` is the target's number of token ids, `device` where it wants its draft. With `seconds`, the measured time of
-    a target pass by its number of tokens, trees have the size that pays (CaDDTree). A row that was not observed from
-    its first token on gets no draft.
+    With `seconds`, the measured time of a target pass by its number of tokens, trees have the size that pays
+    (CaDDTree).
     """
 
     name = "medusa"
+    net: MedusaNet
 
     def __init__(
         self,
@@ -72,23 +72,16 @@ class Medusa:
         seconds: Seconds | None = None,
     ) -> None:
         self.options = options or MedusaOptions()
-        self.needs = Needs(taps=net.config.features.taps, tree=self.options.shape == "tree")
-        self.vocab, self.device, self.seconds = vocab, torch.device(device), seconds
-        self._net, self._reduced = net, Reduced(net.vocab_map, vocab, net.tables.device)
+        super().__init__(net, vocab=vocab, device=device, tree=self.options.shape == "tree")
+        self.seconds = seconds
         self._static = _Static(self.options.choices, net.count) if self.options.choices else None
         self._held: dict[int, _Held] = {}
-        self._dropped = Dropped("medusa drafter")
-
-    @property
-    def dropped(self) -> int:
-        """Drafts cut short so far."""
-        return self._dropped.count
 
     def propose(self, rows: list[Sequence], budget: list[int], rngs: Rngs) -> Draft:
         """Draft at most `budget[b]` nodes for each row, no deeper than there are heads."""
         limits = [n if self._known(row) else 0 for row, n in zip(rows, budget, strict=True)]
         if self.options.shape == "chain":
-            return self._chain(rows, [min(n, self._net.count) for n in limits], rngs)
+            return self._chain(rows, [min(n, self.net.count) for n in limits], rngs)
         live = [b for b, n in enumerate(limits) if n > 0]
         if not live:
             return merge(rows, [], self.device)
@@ -110,7 +103,7 @@ class Medusa:
             held.lost |= row.tokens[held.heard : held.heard + len(new)] != new
             held.heard += len(new)
             # copied: a view would keep the whole prompt's states alive
-            held.state = None if held.lost else self._net.features({k: x[-1:] for k, x in felt.items()})[0].clone()
+            held.state = None if held.lost else self.net.features({k: x[-1:] for k, x in felt.items()})[0].clone()
 
     def forget(self, row: Sequence) -> None:
         """Drop the row's state."""
@@ -123,8 +116,8 @@ class Medusa:
     def _logits(self, rows: list[Sequence], depth: int) -> Tensor:
         """Logits of the heads up to `depth` over the target's ids [B, S, V]."""
         states = [state for row in rows if (state := self._held[row.id].state) is not None]
-        logits = self._net.logits(torch.stack(states), min(depth, self._net.count))
-        return self._reduced.spread(logits.flatten(0, 1)).unflatten(0, logits.shape[:2])
+        logits = self.net.logits(torch.stack(states), min(depth, self.net.count))
+        return self.reduced.spread(logits.flatten(0, 1)).unflatten(0, logits.shape[:2])
 
     def _chain(self, rows: list[Sequence], limits: list[int], rngs: Rngs) -> Draft:
         work = Drawing(rows, limits, rngs, vocab=self.vocab, device=self.device)

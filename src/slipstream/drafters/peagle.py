@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from slipstream.drafters.drawing import Drawing
-from slipstream.drafters.feature_rows import FeatureDrafter, FeatureNet
+from slipstream.drafters.feature_rows import FeatureNet
+from slipstream.drafters.net_drafters import FeatureDrafter
 from slipstream.types import Draft, RequestError, Rngs, Sequence
 
 
@@ -32,14 +33,15 @@ class PEagleOptions:
     depth: int = 8
 
     def __post_init__(self) -> None:
-        if self.depth < 1:
-            raise RequestError(f"depth={self.depth!r} must be at least 1")
+        if isinstance(self.depth, bool) or not isinstance(self.depth, int) or self.depth < 1:
+            raise RequestError(f"depth={self.depth!r} must be a whole number of at least 1")
 
 
 class PEagle(FeatureDrafter):
     """Drafts a whole chain from one pass; see `FeatureDrafter`."""
 
     name = "peagle"
+    net: MaskNet
 
     def __init__(
         self,
@@ -50,7 +52,7 @@ class PEagle(FeatureDrafter):
         device: torch.device | str = "cpu",
         options: PEagleOptions | None = None,
     ) -> None:
-        self.options, self.net = options or PEagleOptions(), net
+        self.options = options or PEagleOptions()
         super().__init__(net, vocab=vocab, max_rows=max_rows, device=device)
 
     def propose(self, rows: list[Sequence], budget: list[int], rngs: Rngs) -> Draft:

@@ -35,7 +35,3 @@ class Reduced:
         out = logits.new_full((logits.shape[0], self.vocab), -torch.inf)
         out[:, to] = logits
         return out
-
-    def to_target(self, ids: Tensor) -> Tensor:
-        """Draft ids [...] -> target ids [...]."""
-        return ids if self.to is None else self.to[ids]

@@ -43,17 +43,3 @@ def schedule(survival: Tensor, limits: Seq[int], seconds: Seconds) -> list[int]:
         best = rate
         lengths[item % rows] += 1
     return lengths
-
-
-def survivals(confidence: Tensor) -> Tensor:
-    """Chances [B, G] that each token stands once those before it do -> that all up to it stand."""
-    return torch.nan_to_num(confidence, nan=0.0).cumprod(dim=1)
-
-
-def confident(confidence: Tensor, threshold: float) -> list[int]:
-    """Return how many tokens of each row precede the first whose confidence [B, G] is below `threshold`.
-
-    Exact for drawn tokens, because a token's confidence was made before it was drawn. Not a number is below.
-    """
-    sure = confidence >= threshold
-    return sure.long().cumprod(dim=1).sum(dim=1).tolist()

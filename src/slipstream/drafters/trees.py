@@ -7,6 +7,7 @@ chosen by score (law 4); drawn ones are not made here.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
@@ -79,13 +80,16 @@ def merge(rows: Seq[Sequence], parts: Seq[tuple[list[int], Draft]], device: torc
     width = max([1, *(draft.nodes for _, draft in parts)])
     whole = widen(_written(rows, nothing, nothing, torch.zeros(len(rows), dtype=torch.int64, device=device)), width)
     laws = [draft.q for _, draft in parts if draft.q is not None]
-    q = laws[0].new_zeros((len(rows), width, laws[0].shape[2]), device=device) if laws else None
+    q = None
+    if laws:  # wide enough for all: a law must stay what was drawn from (law 3)
+        dtype = functools.reduce(torch.promote_types, (law.dtype for law in laws))
+        q = torch.zeros(len(rows), width, laws[0].shape[2], dtype=dtype, device=device)
     for which, draft in parts:
         part, at = moved(widen(draft, width), device), torch.tensor(which, device=device)
         for name in ("tokens", "parents", "length", "draw"):
             getattr(whole, name)[at] = getattr(part, name)
         if q is not None and part.q is not None:
-            q[at] = part.q
+            q[at] = part.q.to(q)
     chain = bool((whole.parents == torch.arange(-1, width - 1, device=device)).all())
     return replace(whole, q=q, chain=chain)
 

@@ -191,7 +191,7 @@ class Engine:
         deltas, paths = [], []
         processed = self.options.logprobs_mode == "processed_logprobs"
         for b, found in enumerate(verdicts):
-            delta, path = grow(work.rows[b], found, self.drafter.name)
+            delta, path = grow(work.rows[b], found, self._by(work.rows[b]))
             if self._hits is not None:
                 self._hits.record(found.drafted, len(found.path))
             add_logprobs(work, b, delta.tokens, path, processed)
@@ -202,6 +202,11 @@ class Engine:
         self.target.commit([row.slot for row in work.rows], paths)
         self._tell(work, paths)
         return deltas
+
+    def _by(self, row: Sequence) -> str:
+        """Who drafted for the row: a mix of drafters knows."""
+        by = getattr(self.drafter, "by", None)
+        return str(by(row)) if by is not None else self.drafter.name
 
     def _tell(self, work: Round, paths: list[list[int]]) -> None:
         """Law 7: what is now in the cache, and what the target felt there."""

@@ -6,6 +6,7 @@ only the gain does. So the table gives the tokens per round that a trained draft
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from statistics import median
@@ -49,8 +50,10 @@ def drafters(
         sizes[one.name] = {"bytes": net.nbytes, "row_bytes": net.row_bytes, "drafts": one.draft_tokens}
     runners = {name: llm_runner(each, params) for name, each in llms.items()}
     ids = list(prompts.values())
-    warm_up(runners, ids[0])
-    results = in_turn(runners, ids, repeats, tick=tick)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # random weights are accepted nowhere
+        warm_up(runners, ids[0])
+        results = in_turn(runners, ids, repeats, tick=tick)
     rows = []
     for name in runners:
         stats = [t.stats for prompt in results[name] for t in prompt]
@@ -79,7 +82,7 @@ def specimens(opened: Opened) -> Iterator[Specimen]:
         yield Specimen(f"{algorithm} tree", found, {"shape": "tree"}, max(count, 15))
 
 
-def usual(algorithm: str, opened: Opened) -> DraftConfig:
+def usual(algorithm: Any, opened: Opened) -> DraftConfig:
     """Return the record of a drafter of the usual size for a target."""
     from slipstream.nets.draft_config import Block, Body, DraftConfig, Features, Heads, Markov, Paths, Rows, Vocab
     from slipstream.nets.families import read_config

@@ -240,7 +240,7 @@ def _open(plan: Plan, options: dict[str, Any]) -> dict[str, LLM]:
         first = opened.get(choice.spec)
         if choice == widest:
             found[name] = base
-        elif first is None or choice.draft_tokens is None:
+        elif first is None or choice.draft_tokens is None or hasattr(first.engine.drafter, "route"):
             found[name] = opened[choice.spec] = base.with_drafter(choice.spec, draft_tokens=_length(choice))
         else:
             found[name] = base.with_drafter(first.engine.drafter, draft_tokens=choice.draft_tokens)

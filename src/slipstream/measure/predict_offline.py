@@ -58,6 +58,8 @@ def walker(llm: LLM, params: SamplingParams, longest: int) -> Callable[[Text], W
     plug = build.DRAFTERS.get(llm.drafter)
     if llm.drafter == "none":
         raise RequestError("drafter none guesses nothing: there is no speed-up to predict; give another --drafter")
+    if "+" in llm.drafter:
+        raise RequestError(f"drafter {llm.drafter!r} is a mix: predict each part alone, or measure it with 'tune'")
     if plug is not None and plug.draws:
         if llm.drafter_folder is None or llm.drafter != "draft_model":
             raise RequestError(

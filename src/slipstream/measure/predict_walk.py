@@ -20,7 +20,6 @@ from slipstream.measure.predict import Point, Prediction, prediction
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
 DRAWS = 1000
-LEVEL = 0.90
 DRIFT = 0.02  # between two runs on one machine, speeds differ by about this much however often each was timed
 
 # Student's t at 95 %, by degrees of freedom: what a 90 % interval from few texts needs instead of 1.645

@@ -57,6 +57,18 @@ def resolve(name_or_path: str | os.PathLike[str], progress: bool = True) -> Path
     raise AssertionError(text)
 
 
+def locate(name_or_path: str | os.PathLike[str], *, codes: bool, progress: bool = True) -> tuple[Path, Path]:
+    """Return a model's folder and where its weights are: the same folder, or its .gguf file if `codes` can be run.
+
+    A .gguf whose codes are run is not dequantised to disk: its folder holds config and tokenizer only.
+    """
+    file = Path(os.fspath(name_or_path)).expanduser()
+    if not codes or file.suffix.lower() != ".gguf" or file.is_dir():
+        folder = resolve(name_or_path, progress)
+        return folder, folder
+    return _converted(file, progress, weights=False), file
+
+
 def pull(name: str, progress: bool = True) -> Path:
     """Return the folder of a catalogue model, downloading and converting it unless it is there."""
     entry = find(name)
@@ -91,7 +103,7 @@ def _checked_folder(folder: Path) -> Path:
     return folder
 
 
-def _converted(file: Path, progress: bool) -> Path:
+def _converted(file: Path, progress: bool, weights: bool = True) -> Path:
     """Convert a .gguf once; the folder is keyed by the file's content, so a copy or a renamed file finds it too."""
     if not file.is_file():
         raise RequestError(f"model {str(file)!r}: no such file")
@@ -99,8 +111,8 @@ def _converted(file: Path, progress: bool) -> Path:
         key = _content_key(file)
     from slipstream.checkpoints.gguf import convert
 
-    folder = models_dir() / f"gguf-{key[:16]}"
-    return build_folder(folder, lambda work: convert(file, work, progress=progress, name=file.stem))
+    folder = models_dir() / (f"gguf-{key[:16]}" if weights else f"gguf-{key[:16]}-described")
+    return build_folder(folder, lambda work: convert(file, work, progress=progress, name=file.stem, weights=weights))
 
 
 def _content_key(file: Path) -> str:

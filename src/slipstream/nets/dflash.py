@@ -40,7 +40,7 @@ class DFlashNet:
         max_len: int,
         max_nodes: int,
     ) -> None:
-        self.config = config
+        self.config, self.device = config, tables.device
         self.body, self.shape = _checked(config, tensors, tables)
         self.vocab_map = tensors.get("vocab_map")  # [Vd] target ids, None: ids are the target's
         cast = Cast(tensors, tables.dtype, tables.device)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from slipstream.nets.dflash import DFlashNet
 from slipstream.nets.draft_config import DraftConfig, Markov, Tables
-from slipstream.nets.draft_layers import Cast, DraftLayers, Segment
+from slipstream.nets.draft_layers import Cast
 from slipstream.nets.layers import Map
 from slipstream.types import RequestError
 
@@ -90,8 +89,8 @@ class SlotHeads:
         return sum(part.nbytes for part in parts if part is not None)
 
 
-class DSparkNet:
-    """A DFlash body (`backbone`) and the heads that read its slots (`heads`).
+class DSparkNet(DFlashNet):
+    """A DFlash network and the heads that read its slots (`heads`).
 
     `first` is the slot that drafts first: 0, or 1 where the anchor's slot predicts nothing; `runs_in`: the rnn reads
     that slot all the same. `fingerprint` tells drafters apart: what was fitted to one of them must not be used with
@@ -108,25 +107,12 @@ class DSparkNet:
         max_len: int,
         max_nodes: int,
     ) -> None:
-        self.config = config
-        self.backbone = DFlashNet(config, tensors, tables, max_rows=max_rows, max_len=max_len, max_nodes=max_nodes)
+        super().__init__(config, tensors, tables, max_rows=max_rows, max_len=max_len, max_nodes=max_nodes)
         ids = max(tables.vocab, config.vocab.target)
         self.heads = SlotHeads(config.markov, Cast(tensors, tables.dtype, tables.device), ids=ids)
-        self.first = 0 if self.backbone.shape.anchor_predicts else 1
+        self.first = 0 if self.shape.anchor_predicts else 1
         self.runs_in = self.first == 1 and config.markov.kind == "rnn"
         self.fingerprint = fingerprint(tensors)
-
-    def context(self, taps: Mapping[int, Tensor], segments: Seq[Segment]) -> None:
-        """Commit the features {tap: [R, Ht]} of the segments' tokens."""
-        self.backbone.context(taps, segments)
-
-    def block(self, anchors: Tensor, slots: Seq[int], size: int | None = None) -> Tensor:
-        """Denoise the block behind each slot's context: anchors [B] -> states after the final norm [B, S, H]."""
-        return self.backbone.block(anchors, slots, size)
-
-    def logits(self, states: Tensor) -> Tensor:
-        """States after the final norm [R, H] -> uncorrected logits [R, Vd]."""
-        return self.backbone.logits(states)
 
     @torch.no_grad()
     def correct(self, hidden: Tensor, base: Tensor, previous: Tensor, state: Tensor | None = None) -> Corrected:
@@ -139,24 +125,9 @@ class DSparkNet:
         return self.heads.before(hidden, anchors)
 
     @property
-    def vocab_map(self) -> Tensor | None:
-        """The target's ids of the drafter's own [Vd]; None: they are the same."""
-        return self.backbone.vocab_map
-
-    @property
-    def layers(self) -> DraftLayers:
-        """The body's layers and cache."""
-        return self.backbone.layers
-
-    @property
     def nbytes(self) -> int:
         """Bytes of the weights, the target's tables not counted."""
-        return self.backbone.nbytes + self.heads.nbytes
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes one token of one row takes in the cache."""
-        return self.backbone.row_bytes
+        return super().nbytes + self.heads.nbytes
 
 
 def fingerprint(tensors: Mapping[str, Tensor]) -> str:

@@ -35,7 +35,7 @@ class EagleNet:
             raise RequestError(f"a drafter of kind {config.algorithm} needs transformer layers; the file names none")
         cast = Cast(tensors, tables.dtype, tables.device)
         self.config, self.body, self.max_len, self.max_nodes = config, config.body, max_len, max_nodes
-        self.vocab_map = tensors.get("vocab_map")
+        self.vocab_map, self.device = tensors.get("vocab_map"), tables.device
         self.tables = DraftTables(config, cast, tables)
         self.layers = DraftLayers(
             config.body, cast, max_rows=max_rows, max_len=max_len, scratch=max_nodes, offset=config.rows.offset

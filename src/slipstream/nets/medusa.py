@@ -36,7 +36,7 @@ class MedusaNet:
     ) -> None:
         if config.heads is None:
             raise RequestError(f"a drafter of kind {config.algorithm!r} has no Medusa heads; its config needs `heads`")
-        self.config, self.tables = config, tables
+        self.config, self.tables, self.device = config, tables, tables.device
         self.count = config.heads.count
         cast = Cast(tensors, tables.dtype, tables.device)
         names = [f"heads.{i}" for i in range(self.count)]

@@ -17,7 +17,7 @@ from slipstream.sampling.processors import edit_draft, edit_heads, needs_history
 from slipstream.sampling.truncate import Cut, law_rows
 from slipstream.types import Draft, Laws, Sequence
 
-__all__ = ["draft_law", "fit_vocab", "laws", "needs_history"]
+__all__ = ["draft_law", "drafting_law", "fit_vocab", "laws", "needs_history"]
 
 _PAD = Cut(0.0)
 
@@ -55,12 +55,20 @@ def draft_law(rows: list[Sequence], prefixes: list[list[int]], logits: Tensor) -
     `prefixes[b]` is the whole prefix at that node (`row.tokens` and the drafted path); it is not read, and may be
     empty, for a row without `needs_history`. Greedy rows are one-hot. Rows that are not finite become uniform.
     """
+    return drafting_law(rows, prefixes, logits)[0]
+
+
+def drafting_law(rows: list[Sequence], prefixes: list[list[int]], logits: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Return `draft_law`, and which rows [B] have no token left once all parameters are applied (None: all have).
+
+    Nothing is to be drafted there: a mask may leave none of the few tokens that a drafter has.
+    """
     edited = any(row.params.logit_bias or needs_history(row.params) for row in rows)
     x = edit_heads(rows, logits, prefixes) if edited else _float(logits)
     points, broken = peaks(x)
     if broken is not None:
         x, points = _replace(x, points, broken)
-    return law_rows(x, points, [Cut.of(row.params) for row in rows])
+    return law_rows(x, points, [Cut.of(row.params) for row in rows]), broken
 
 
 def fit_vocab(x: Tensor, vocab: int, *, logits: bool) -> Tensor:

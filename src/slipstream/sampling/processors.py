@@ -76,11 +76,16 @@ def edit_draft(rows: list[Sequence], logits: Tensor, draft: Draft) -> Tensor:
 
 
 def edit_heads(rows: list[Sequence], logits: Tensor, prefixes: list[list[int]]) -> Tensor:
-    """Return a float copy of logits [B, V], row b edited by `prefixes[b]`."""
+    """Return a float copy of logits [B, V], row b edited by `prefixes[b]`; NaN where a processor fails on a guess."""
     x = _own(logits)
     for b, row in enumerate(rows):
         prefix = prefixes[b] if needs_history(row.params) else []
-        edit(x[b : b + 1], row, Paths(prefix, row.prompt_len, prefix[-1:] or [-1], [-1]))
+        try:
+            edit(x[b : b + 1], row, Paths(prefix, row.prompt_len, prefix[-1:] or [-1], [-1]))
+        except Exception:
+            if len(prefix) <= len(row.tokens):
+                raise
+            x[b] = torch.nan  # as in `_run_processors`: plain decoding may never come here
     return x
 
 

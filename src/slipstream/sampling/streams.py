@@ -12,6 +12,7 @@ from __future__ import annotations
 import enum
 import os
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -72,6 +73,15 @@ class RequestRngs:
             return self.shared(w, depth, active)
         return self._draw(Stream.DRAFT, w, active)
 
+    def draft_nodes(self, w: Tensor, depth: int, owners: Seq[int]) -> Tensor:
+        """Draw a token for each node at `depth` from w [R, V] -> [R]; node i is one of row `owners[i]`."""
+        if not len(owners):
+            return torch.zeros(0, dtype=torch.int64, device=w.device)
+        if self.shared_noise:
+            return self._race(w.detach(), depth, owners)
+        self._count_here(Stream.DRAFT)
+        return self._invert(Stream.DRAFT, w.detach(), owners)
+
     def correct(self, w: Tensor, active: Tensor | None = None) -> Tensor:
         """Draw the token after the accepted path from w [B, V] -> [B]; inactive rows get 0."""
         return self._draw(Stream.CORRECT, w, active)
@@ -100,12 +110,14 @@ class RequestRngs:
         if not rows:
             return out
         at = moved(torch.tensor(rows), w.device)
-        noise = np.stack([self._exponential(b, self._ends[b] + depth - 1, w.shape[1]) for b in rows])
-        runners = w.detach()[at].double()  # [A, V]
-        _need_mass(runners.sum(-1), rows)
-        speed = torch.where(runners > 0, runners / moved(torch.from_numpy(noise), w.device), -1.0)
-        out[at] = speed.argmax(-1)
+        out[at] = self._race(w.detach()[at], depth, rows)
         return out
+
+    def _race(self, w: Tensor, depth: int, owners: Seq[int]) -> Tensor:
+        noise = np.stack([self._exponential(b, self._ends[b] + depth - 1, w.shape[1]) for b in owners])
+        runners = w.double()  # [A, V]
+        _need_mass(runners.sum(-1), owners)
+        return torch.where(runners > 0, runners / moved(torch.from_numpy(noise), w.device), -1.0).argmax(-1)
 
     def _draw(self, stream: Stream, w: Tensor, active: Tensor | None) -> Tensor:
         if self._counted_there(stream, active, 1):
@@ -117,12 +129,15 @@ class RequestRngs:
         out = torch.zeros(w.shape[0], dtype=torch.int64, device=w.device)
         if not rows:
             return out
-        u = moved(torch.from_numpy(np.concatenate([self._uniform(stream, b, 1) for b in rows])), w.device)  # [A]
         if len(rows) == w.shape[0]:
-            return pick(w.detach(), u)
+            return self._invert(stream, w.detach(), rows)
         at = moved(torch.tensor(rows), w.device)
-        out[at] = pick(w.detach()[at], u)
+        out[at] = self._invert(stream, w.detach()[at], rows)
         return out
+
+    def _invert(self, stream: Stream, w: Tensor, owners: Seq[int]) -> Tensor:
+        u = np.concatenate([self._uniform(stream, b, 1) for b in owners])  # [A]
+        return pick(w, moved(torch.from_numpy(u), w.device), owners)
 
     def _active(self, b: int, active: Tensor | None) -> list[int]:
         if b != len(self._ids):
@@ -140,13 +155,14 @@ class RequestRngs:
 
     def _counted_there(self, stream: Stream, active: Tensor | None, lanes: int) -> bool:
         """Say whether the device counts this stream's calls; calls of several lanes are counted by the host."""
-        ahead = self._ahead.get(stream)
         if lanes == 1:
-            return ahead is not None or not (active is None or known(active))
-        if ahead is not None:
-            self._calls[stream] = ahead.settled()
-            del self._ahead[stream]
+            return stream in self._ahead or not (active is None or known(active))
+        self._count_here(stream)
         return False
+
+    def _count_here(self, stream: Stream) -> None:
+        if stream in self._ahead:
+            self._calls[stream] = self._ahead.pop(stream).settled()
 
     def _take(self, stream: Stream, active: Tensor | None, device: torch.device) -> Tensor:
         if stream not in self._ahead:
@@ -197,18 +213,18 @@ class _Ahead:
         self._table = torch.cat([self._table, moved(torch.tensor(more, dtype=torch.float64), self._device)], 1)
 
 
-def pick(w: Tensor, u: Tensor) -> Tensor:
+def pick(w: Tensor, u: Tensor, owners: Seq[int] | None = None) -> Tensor:
     """Invert the cumulated weights w [A, V] at uniforms u [A] in [0, 1): the id reached, never one of zero weight.
 
     Works in float64 and in two levels, sums of `_CHUNK` ids and then the ids of one chunk: cumulating a whole
-    vocabulary costs more than everything else in a draw.
+    vocabulary costs more than everything else in a draw. An error names the row's owner.
     """
     rows, vocab = w.shape
     padded = torch.nn.functional.pad(w, (0, -vocab % _CHUNK)) if vocab % _CHUNK else w
     chunks = padded.reshape(rows, -1, _CHUNK)  # [A, C, _CHUNK]
     upto = chunks.sum(-1, dtype=torch.float64).cumsum(-1)  # [A, C]
     total = upto[:, -1]
-    _need_mass(total, list(range(rows)))
+    _need_mass(total, range(rows) if owners is None else owners)
     goal = u.double() * total
     chunk = _reach(upto, goal)
     before = torch.where(chunk > 0, upto.gather(1, (chunk - 1).clamp(min=0)[:, None])[:, 0], 0.0)
@@ -223,7 +239,7 @@ def _reach(upto: Tensor, goal: Tensor) -> Tensor:
     return torch.minimum(found, last)
 
 
-def _need_mass(total: Tensor, rows: list[int]) -> None:
+def _need_mass(total: Tensor, rows: Seq[int]) -> None:
     fine = (total > 0) & total.isfinite()
 
     def error() -> WorkError:

@@ -99,7 +99,7 @@ class Weights:
         correct: Callable[[Tensor], Tensor] = lambda w: w,
         coins: Callable[[Tensor], Tensor] = lambda a: a,
     ) -> None:
-        self.draft, self.shared = rngs.draft, rngs.shared
+        self.draft, self.draft_nodes, self.shared = rngs.draft, rngs.draft_nodes, rngs.shared
         self._rngs, self._correct, self._coins = rngs, correct, coins
 
     def correct(self, w: Tensor, active: Tensor | None = None) -> Tensor:

@@ -85,6 +85,14 @@ class TraceRngs:
         """Branch over the drafted token at `depth` from w [B, V] -> [B]."""
         return self.shared(w, depth, active) if self.shared_noise else self._draw(w, active)
 
+    def draft_nodes(self, w: Tensor, depth: int, owners: Seq[int]) -> Tensor:
+        """Branch over the token of each node at `depth` from w [R, V] -> [R], in the traces of rows `owners`."""
+        drawn = []
+        for row, b in zip(w.tolist(), owners, strict=True):
+            trace, position = self.traces[b], self.committed[b] + depth - 1
+            drawn.append(trace.race(row, position) if self.shared_noise else trace.choose(row))
+        return torch.tensor(drawn, dtype=torch.int64)
+
     def accept(self, a: Tensor, active: Tensor | None = None) -> Tensor:
         """Branch over coins a [B] or [B, K] -> bool."""
         rows = a.reshape(len(a), -1).tolist()

@@ -6,6 +6,8 @@ point masses and for a single node accepts exactly as much.
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
+
 import torch
 from torch import Tensor
 
@@ -81,6 +83,10 @@ class _RowsOf:
 
     def draft(self, w: Tensor, depth: int, active: Tensor | None = None) -> Tensor:
         return self._rngs.draft(self._spread(w), depth, self._mask(active))[self._rows]
+
+    def draft_nodes(self, w: Tensor, depth: int, owners: Seq[int]) -> Tensor:
+        rows = self._rows.tolist()
+        return self._rngs.draft_nodes(w, depth, [rows[b] for b in owners])
 
     def accept(self, a: Tensor, active: Tensor | None = None) -> Tensor:
         return self._rngs.accept(self._spread(a), self._mask(active))[self._rows]

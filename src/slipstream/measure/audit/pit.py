@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from statistics import NormalDist
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,8 +17,6 @@ from torch import Tensor
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 Tester = Callable[[Array], list[float]]
-
-_NORMAL = NormalDist()
 
 
 def pit(p: Tensor, order: Tensor, y: Tensor, v: Tensor) -> Tensor:

@@ -5,12 +5,15 @@ In: an `LLM` and `AuditOptions`. Out: an `Audit`, decided. Progress goes to a ca
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from slipstream.control.adaptive import AdaptiveBudget
+from slipstream.control.budget import FixedBudget
 from slipstream.measure.audit.certificate import Audit
 from slipstream.measure.audit.controls import controls
 from slipstream.measure.audit.exact import enumerate_rule
@@ -48,7 +51,31 @@ class AuditOptions:
 
 
 def run_audit(llm: LLM, options: AuditOptions, say: Say = lambda what, n: None) -> Audit:
-    """Run every part and decide."""
+    """Run every part and decide. Where drafts are chosen by cost, drafting goes on whatever it costs: what never
+    happens cannot be tested."""
+    with _drafting(llm):
+        return _run_audit(llm, options, say)
+
+
+@contextlib.contextmanager
+def _drafting(llm: LLM) -> Iterator[None]:
+    engine, own = llm.engine, llm.engine.controller
+    if isinstance(own, AdaptiveBudget):
+        engine.controller = own.always(llm.draft_tokens) if len(own.arms) > 1 else FixedBudget(llm.draft_tokens)
+        _route(engine.drafter, engine.controller)
+    try:
+        yield
+    finally:
+        engine.controller = own
+        _route(engine.drafter, own)
+
+
+def _route(drafter: Any, controller: Any) -> None:
+    if hasattr(drafter, "route") and hasattr(controller, "route"):
+        drafter.route = controller.route
+
+
+def _run_audit(llm: LLM, options: AuditOptions, say: Say) -> Audit:
     start = time.perf_counter()
     rule = llm.engine.rule
     params = options.params
@@ -106,9 +133,11 @@ def _subject(llm: LLM, params: SamplingParams) -> dict[str, Any]:
 
 def _proofs(llm: LLM, options: AuditOptions) -> Iterator[Check]:
     engine, own = llm.engine, llm.config.verify
+    # the drafters here are toys, which cannot be looked at or taken in turns
+    controller = FixedBudget(llm.draft_tokens) if isinstance(engine.controller, AdaptiveBudget) else engine.controller
     rules = {own: engine.rule} | ({} if options.quick else {n: rule for n, rule in RULES.items() if n != own})
     for name, rule in rules.items():
-        yield from enumerate_rule(name, rule, engine.controller, options.params)
+        yield from enumerate_rule(name, rule, controller, options.params)
 
 
 def _streams(llm: LLM, seed: int) -> Iterator[Check]:

@@ -6,10 +6,8 @@ are the very ones that decode, fed through `observe` and `propose`; the target d
 
 from __future__ import annotations
 
-import importlib
 import warnings
 from collections.abc import Sequence as Seq
-from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -36,16 +34,8 @@ def make_drafter(found: DraftCheckpoint, tables: Tables, *, rows: int, length: i
     """Build the drafter of a checkpoint, as a chain, for `rows` rows of `length` tokens."""
     net = learned.make_net(found, tables, rows=rows, max_len=length, max_nodes=64)
     parts = learned.ALGORITHMS[found.config.algorithm]
-    options = {"shape": "chain"} if "shape" in parts.option_names() else {}
-    made: Drafter = _load(parts.drafter)(
-        net, vocab=tables.vocab, max_rows=rows, device=tables.device, options=_load(parts.options)(**options)
-    )
-    return made
-
-
-def _load(place: str) -> Any:
-    module, _, name = place.partition(":")
-    return getattr(importlib.import_module(module), name)
+    options = parts.choose(**({"shape": "chain"} if "shape" in parts.option_names() else {}))
+    return parts.make(net, vocab=tables.vocab, max_rows=rows, device=tables.device, options=options)
 
 
 def accepted(found: DraftCheckpoint, tables: Tables, texts: Seq[Text], depth: int) -> Array:
@@ -87,6 +77,10 @@ class _NoDraws(Rngs):
     """Greedy drafts draw nothing."""
 
     def draft(self, w: Tensor, depth: int, active: Tensor | None = None) -> Tensor:
+        """Never called: every row is greedy."""
+        raise RequestError("a greedy draft asked for a random token")
+
+    def draft_nodes(self, w: Tensor, depth: int, owners: Seq[int]) -> Tensor:
         """Never called: every row is greedy."""
         raise RequestError("a greedy draft asked for a random token")
 

@@ -1,0 +1,24 @@
+// Which instructions run: levels from best to plain, found by asking the processor, or forced.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace slipstream {
+
+// Each x86 level includes those below it. avx512 needs BF16 and VNNI; amx its bfloat16 and 8-bit tiles.
+enum class Level : int { portable, neon, avx2, avx512, amx };
+
+const char* name(Level level);
+bool available(Level level);
+std::vector<Level> available_levels();  // best first; portable is always there
+
+// The level in use: the best one, or the one that SLIPSTREAM_KERNELS names.
+// Throws std::invalid_argument for an unknown or unavailable name.
+Level level();
+void set_level(const std::string& name);
+
+// Asks the operating system, once for the process, to let it use tiles. False where it may not.
+bool permit_tiles();
+
+}  // namespace slipstream

@@ -1,0 +1,11 @@
+// From a level to its functions.
+#pragma once
+
+#include "cpu.h"
+#include "level.h"
+
+namespace slipstream {
+
+const LevelTable* table_of(Level level);  // null where it was not compiled
+
+}  // namespace slipstream

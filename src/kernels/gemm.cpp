@@ -1,0 +1,59 @@
+#include "gemm.h"
+
+#include "dispatch.h"
+#include "layout.h"
+
+namespace slipstream {
+namespace {
+
+size_t chunks(int rows) { return (rows + kRows - 1) / kRows; }
+
+int groups_of(int cols) { return (cols + kGroup - 1) / kGroup; }
+
+void round_tasks(Kind kind, const Rounding& job) {
+  const LevelTable& table = *table_of(level());
+  (eight_bit_activations(kind) ? table.round_bytes : table.round_bf16)(job);
+}
+
+using Multiply = void (*)(const Product&);
+
+Multiply choose(const LevelTable& table, Kind kind, Scales scales) {
+  bool super = scales == Scales::super;
+  switch (kind) {
+    case Kind::bf16: return table.bf16;
+    case Kind::q4: return super ? table.super : table.half;
+    case Kind::q8: return table.eight;
+    case Kind::q4a8: return super ? table.super_bytes : table.half_bytes;
+    default: return table.eight_bytes;
+  }
+}
+
+}  // namespace
+
+bool eight_bit_activations(Kind kind) { return kind == Kind::q4a8 || kind == Kind::w8a8; }
+
+void Input::reserve(int rows, int cols) {
+  size_t places = chunks(rows) * groups_of(cols);
+  values.reserve(places * layout::kBf16Rows);
+  factors.reserve(places * layout::kFactors * sizeof(float));
+}
+
+void prepare(Kind kind, const float* x, int stride, int rows, int cols, Input& input, Slice slice) {
+  int groups = groups_of(cols);
+  Range tasks = share(rows * groups, slice);
+  round_tasks(kind, {x, input.values.as(), input.factors.as<float>(), stride, cols, groups, 0, tasks.begin, tasks.end});
+}
+
+void prepare_row(Kind kind, const float* x, int row, int cols, Input& input) {
+  int groups = groups_of(cols);
+  round_tasks(kind, {x, input.values.as(), input.factors.as<float>(), cols, cols, groups, row, 0, groups});
+}
+
+void multiply(const Matrix& matrix, const Input& input, int rows, float* y, int stride, Slice slice) {
+  Range blocks = share(matrix.blocks(), slice);
+  Product job{matrix.codes.as(),   matrix.bias.as<float>(), input.values.as(), input.factors.as<float>(), y, rows,
+              matrix.groups(), matrix.out, stride, blocks.begin, blocks.end};
+  choose(*table_of(level()), matrix.kind, matrix.scales)(job);
+}
+
+}  // namespace slipstream

@@ -1,0 +1,78 @@
+// Linear maps with packed weights: y[row, out] = x[row, in] * weight[out, in] + bias[out].
+//
+// Comes in: weights packed once (pack.h) and float32 rows. Goes out: float32 rows. Row r of a call has the same bits for
+// every number of rows and threads: each (row, output) goes through one order of operations, whoever its neighbours are.
+// No threads are made here: every thread of a parallel region (pool.h) calls with its own Slice.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "buffer.h"
+
+namespace slipstream {
+
+// How weights are stored, and what the activations are rounded to.
+//   bf16  bfloat16 weights; bfloat16 activations
+//   q4    4-bit codes, value code * d + m per group of 32 inputs; bfloat16 activations
+//   q8    8-bit codes, value code * d per group of 32 inputs; bfloat16 activations
+//   q4a8  weights as q4; activations rounded to 8 bits per group of 32
+//   w8a8  weights as q8; activations rounded to 8 bits per group of 32
+enum class Kind : int { bf16, q4, q8, q4a8, w8a8 };
+
+// How the d and m of 4-bit groups are kept: two half floats per group, or GGUF Q4_K's 6-bit multiples of two half
+// floats per 256 inputs. Both are exact for what they hold.
+enum class Scales : int { none, half, super };
+
+constexpr int kGroup = 32;    // inputs that share a scale
+constexpr int kColumns = 32;  // outputs of one packed block: the unit that threads share out
+constexpr int kRows = 16;     // rows of one chunk of prepared activations
+
+struct Slice {
+  int index = 0, count = 1;  // this thread, of how many
+};
+
+struct Range {
+  int begin, end;
+};
+
+// The slice's part of n tasks: contiguous, complete and disjoint over the slices.
+inline Range share(int n, Slice slice) {
+  return {static_cast<int>(static_cast<int64_t>(n) * slice.index / slice.count),
+          static_cast<int>(static_cast<int64_t>(n) * (slice.index + 1) / slice.count)};
+}
+
+struct Matrix {
+  Kind kind = Kind::bf16;
+  Scales scales = Scales::none;
+  int out = 0, in = 0;
+  Buffer codes;  // [blocks of 32 outputs][groups of 32 inputs], scales beside their codes: layout.h
+  Buffer bias;   // float32, one per output and padding; empty without a bias
+
+  int blocks() const { return (out + kColumns - 1) / kColumns; }
+  int groups() const { return (in + kGroup - 1) / kGroup; }  // the last group is padded with zero weights
+  size_t bytes() const { return codes.bytes() + bias.bytes(); }
+};
+
+// Activations prepared for a matrix: bf16, q4 and q8 share one form, q4a8 and w8a8 the other.
+// The same prepared rows serve every matrix of that form with the same number of inputs.
+struct Input {
+  Buffer values;   // [chunks of 16 rows][groups][16 rows][32 inputs], bfloat16 or int8
+  Buffer factors;  // [chunks of 16 rows][groups][2][16 rows] float32: scale (8-bit form), sum of what was rounded
+
+  // Makes room; call before the region in which threads prepare (growing is not shared between threads).
+  void reserve(int rows, int cols);
+};
+
+bool eight_bit_activations(Kind kind);
+
+// Rounds rows x[row * stride + col]. All threads call, each does its part; a barrier must follow before multiply.
+void prepare(Kind kind, const float* x, int stride, int rows, int cols, Input& input, Slice slice);
+
+// Rounds one row, x[col]: for a thread that has just computed it.
+void prepare_row(Kind kind, const float* x, int row, int cols, Input& input);
+
+// Writes y[row * stride + output] for the first `rows` prepared rows; each thread its own outputs.
+void multiply(const Matrix& matrix, const Input& input, int rows, float* y, int stride, Slice slice);
+
+}  // namespace slipstream

@@ -1,0 +1,119 @@
+// The functions of row_ops.h on vectors of sixteen floats; included once per level, compiled for it.
+#pragma once
+
+#include <cmath>
+
+#include "attention_impl.h"
+#include "row_ops.h"
+#include "simd.h"
+
+namespace slipstream::SLIPSTREAM_VARIANT {
+
+inline void embed(const uint16_t* row, int cols, float scale, float* out) {
+  const Vec s = set(scale);
+  int i = 0;
+  for (; i + kVec <= cols; i += kVec) store(out + i, mul(load(row + i), s));
+  if (i < cols) store_some(out + i, mul(load_some(row + i, cols - i), s), cols - i);
+}
+
+inline void add_to(float* h, const float* x, int cols) {
+  int i = 0;
+  for (; i + kVec <= cols; i += kVec) store(h + i, add(load(h + i), load(x + i)));
+  for (; i < cols; i++) h[i] += x[i];
+}
+
+inline void rms_norm(const float* x, const float* weight, float eps, int cols, float* out) {
+  Vec even = set(0), odd = set(0);
+  int i = 0;
+  for (; i + 2 * kVec <= cols; i += 2 * kVec) {
+    Vec a = load(x + i), b = load(x + i + kVec);
+    even = madd(a, a, even);
+    odd = madd(b, b, odd);
+  }
+  for (; i < cols; i += kVec) {
+    Vec a = load_some(x + i, cols - i < kVec ? cols - i : kVec);
+    even = madd(a, a, even);
+  }
+  const Vec r = set(1.0f / std::sqrt(sum(add(even, odd)) / cols + eps));
+  for (i = 0; i + kVec <= cols; i += kVec) store(out + i, mul(mul(load(x + i), r), load(weight + i)));
+  int rest = cols - i;
+  if (rest) store_some(out + i, mul(mul(load_some(x + i, rest), r), load_some(weight + i, rest)), rest);
+}
+
+inline void rotate_some(float* low, float* high, const float* cos, const float* sin, int count) {
+  Vec a = load_some(low, count), b = load_some(high, count);
+  Vec c = load_some(cos, count), s = load_some(sin, count);
+  store_some(low, madd(mul(b, set(-1)), s, mul(a, c)), count);
+  store_some(high, madd(a, s, mul(b, c)), count);
+}
+
+inline void rotate(float* head, const float* cos, const float* sin, int half) {
+  for (int i = 0; i < half; i += kVec) {
+    int count = half - i < kVec ? half - i : kVec;
+    rotate_some(head + i, head + half + i, cos + i, sin + i, count);
+  }
+}
+
+// silu(x) = x / (1 + e^-x); the tanh form of GELU is x / (1 + e^-2u), u = sqrt(2/pi) (x + 0.044715 x^3)
+inline Vec activated(Activation activation, const Vec& x) {
+  Vec t = mul(x, set(-1.0f));
+  if (activation == Activation::gelu_tanh) {
+    Vec cubic = madd(mul(x, x), set(0.044715f), set(1.0f));
+    t = mul(mul(x, cubic), set(-2.0f * 0.7978845608f));
+  }
+  return div(x, add(set(1.0f), exp(t)));
+}
+
+inline void gate(Activation activation, const float* gates, const float* up, int cols, float* out) {
+  for (int i = 0; i < cols; i += kVec) {
+    int count = cols - i < kVec ? cols - i : kVec;
+    if (count == kVec)
+      store(out + i, mul(activated(activation, load(gates + i)), load(up + i)));
+    else
+      store_some(out + i, mul(activated(activation, load_some(gates + i, count)), load_some(up + i, count)), count);
+  }
+}
+
+inline void cap_at(float* x, float cap, int cols) {
+  for (int i = 0; i < cols; i += kVec) {
+    int count = cols - i < kVec ? cols - i : kVec;
+    Vec e = exp(mul(load_some(x + i, count), set(2.0f / cap)));
+    Vec tanh = add(set(1.0f), div(set(-2.0f), add(e, set(1.0f))));
+    store_some(x + i, mul(tanh, set(cap)), count);
+  }
+}
+
+template <class T>
+inline void write_values_as(const float* x, int cols, T* out) {
+  int i = 0;
+  for (; i + kVec <= cols; i += kVec) store(out + i, load(x + i));
+  if (i < cols) store(out + i, load_some(x + i, cols - i));
+}
+
+inline void write_values(const float* x, int cols, bool wide, void* out) {
+  if (wide)
+    write_values_as(x, cols, static_cast<float*>(out));
+  else
+    write_values_as(x, cols, static_cast<uint16_t*>(out));
+}
+
+template <class T>
+inline void write_keys_as(const float* x, int cols, T* column) {
+  T rounded[kVec];
+  for (int i = 0; i < cols; i += kVec) {
+    int count = cols - i < kVec ? cols - i : kVec;
+    store(rounded, load_some(x + i, count));
+    for (int k = 0; k < count; k++) column[static_cast<size_t>(i + k) * kBlock] = rounded[k];
+  }
+}
+
+inline void write_keys(const float* x, int cols, bool wide, void* column) {
+  if (wide)
+    write_keys_as(x, cols, static_cast<float*>(column));
+  else
+    write_keys_as(x, cols, static_cast<uint16_t*>(column));
+}
+
+constexpr RowOps kTable = {embed, add_to, rms_norm, rotate, gate, cap_at, write_values, write_keys, attend};
+
+}  // namespace slipstream::SLIPSTREAM_VARIANT

@@ -1,0 +1,239 @@
+"""Draft as much as pays, by whoever it pays for: the controller behind `--draft-tokens auto`.
+
+In: what earlier rounds showed, and a cost profile. Out: for each row a drafter and a number of nodes, possibly none.
+A choice is worth E - lambda T: expected tokens less its time at the rate the row could have otherwise (Dinkelbach's
+form of tokens per second). E sums the chances A_k that each drafted node stands, so node k is drafted while
+A_k > lambda dT. Only what precedes the round is used: a draft that is looked at beforehand is a function of the
+committed text, never a drawn one (law 4). Lengths come from earlier rounds alone, so all of them may be compared; no
+early break is needed to be causal, and a step in the costs is no trap.
+
+A greedy row's text does not depend on what is drafted, so its rows share one budget and the clock corrects the
+profile. A sampled row's does: the same seed gives the same text again only if the same is drafted again. It is decided
+from its own request's counts and the stored profile alone: no clock, no other row, no other request. With shared noise
+(the coupled rule) that is not needed, and such rows are treated like greedy ones.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+from slipstream.control.acceptance import node_hits, reached
+from slipstream.control.arms import Arm, Offer, Plan, Share, plan_batch, plan_row
+from slipstream.control.clocks import Clocks
+from slipstream.control.knowledge import Common, Own
+from slipstream.control.prices import Prices
+from slipstream.control.profile import Profile
+from slipstream.types import Draft, Laws, RequestError, Sequence, Verdict
+
+_NOTHING = Plan(-1, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptiveOptions:
+    """`fixed`: always draft so many tokens, and choose only who drafts them. `shared_noise`: texts do not depend on
+    drafts. `assumed_rows`: the load that sampled rows reckon with, since they may not look at the real one.
+    `curiosity`: the share of the time that may go into finding out whether drafting has become worth while."""
+
+    fixed: int | None = None
+    shared_noise: bool = False
+    assumed_rows: int = 1
+    curiosity: float = 0.007
+
+    def __post_init__(self) -> None:
+        if self.fixed is not None and self.fixed < 1:
+            raise RequestError(f"draft_tokens is {self.fixed!r}; give a whole number of at least 1, or 'auto'")
+
+
+class AdaptiveBudget:
+    """The `Controller` of a set of drafters. `route(row)` says whose turn it is in this round, -1 for nobody's.
+
+    `arms` are in the order of the mixed drafter's. `clock` is read at the beginning and the end of a round.
+    """
+
+    def __init__(
+        self,
+        arms: Seq[Arm],
+        profile: Profile,
+        options: AdaptiveOptions | None = None,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.options = options or AdaptiveOptions()
+        self.arms, self.profile = tuple(arms), profile
+        self._prices = Prices(self.arms, profile)
+        self._clocks = Clocks(len(self.arms))
+        self._common = Common(self.arms, profile)
+        self._stored = Common(self.arms, profile)  # never written: what sampled rows start from
+        self._rows: WeakKeyDictionary[Sequence, Own] = WeakKeyDictionary()
+        self._now, self._began = clock, 0.0
+
+    def always(self, nodes: int) -> AdaptiveBudget:
+        """Return a controller of the same drafters that always drafts: to test what is drafted, whatever it costs."""
+        options = dataclasses.replace(self.options, fixed=nodes)
+        return AdaptiveBudget(self.arms, self.profile, options, clock=self._now)
+
+    def route(self, row: Sequence) -> int:
+        """Return the arm that drafts for the row in the round under way, or -1."""
+        own = self._rows.get(row)
+        return own.plan.arm if own is not None else -1
+
+    def budget(self, rows: list[Sequence]) -> list[int]:
+        """Decide who drafts how much for each row. Deciding twice changes nothing."""
+        self._began = self._now()
+        owns = [self._own(row) for row in rows]
+        for row, own in zip(rows, owns, strict=True):
+            own.offers = self._offers(row, own)
+        if self.options.fixed is not None:
+            for own in owns:
+                own.plan = self._fixed(own)
+            return [own.plan.length for own in owns]
+        free = [b for b, own in enumerate(owns) if own.free]
+        for own, row in zip(owns, rows, strict=True):
+            if not own.free or len(rows) == 1:
+                own.plan = self._alone(own, row.cached)
+        if free and len(rows) > 1:
+            self._together(rows, owns, free)
+        if len(free) == len(rows) and self._clocks.due():
+            for own in owns:
+                own.plan = _NOTHING
+        return [own.plan.length for own in owns]
+
+    def record(self, rows: list[Sequence], draft: Draft, verdict: Verdict, laws: Laws) -> None:
+        """Learn from the round: what stood, what would have stood, and how long it took."""
+        seconds = self._now() - self._began
+        owns = [self._own(row) for row in rows]
+        lengths = draft.length.tolist() if draft.nodes > 1 else [1] * len(rows)
+        drafted = [n - 1 if own.plan.length else 0 for own, n in zip(owns, lengths, strict=True)]
+        self._time(rows, drafted, seconds)
+        blind = [b for b, own in enumerate(owns) if drafted[b] and self.arms[own.plan.arm].look is None]
+        values = reached(draft, verdict, laws, soft=not self.options.shared_noise) if blind else []
+        for b in blind:
+            arm = owns[b].plan.arm
+            found = node_hits(draft, verdict, b) if self.arms[arm].tree else values[b]
+            self._count(owns[b], (arm, owns[b].offers[arm].strength), found)
+        told = zip(owns, rows, *_emitted(draft, verdict), drafted, strict=True)
+        for b, (own, row, tokens, path, n) in enumerate(told):
+            if own.shadows.under_way:
+                p = laws.probs[b, [0, *path]] if laws.probs is not None else None
+                for i, strength, start, shown in own.shadows.hear(tokens, p):
+                    self._count(own, (i, strength), shown, start)
+            own.after(len(tokens), self._cost(own, row, n, len(rows)), self.options.curiosity)
+
+    def found(self) -> dict[str, dict[str, list[float]]]:
+        """Return the acceptance of all requests so far, in the form of a profile's `rates`."""
+        return self._common.table()
+
+    def _own(self, row: Sequence) -> Own:
+        own = self._rows.get(row)
+        if own is None:
+            free = row.params.greedy or self.options.shared_noise
+            own = Own(self.arms, self._common if free else self._stored, row.params.greedy, free)
+            self._rows[row] = own
+        return own
+
+    def _offers(self, row: Sequence, own: Own) -> list[Offer]:
+        """What each drafter could add now, and how likely it is to stand."""
+        found = []
+        for i, arm in enumerate(self.arms):
+            n, strength = self.options.fixed or arm.most, 0
+            if arm.look is not None:
+                tokens, strength = arm.look(row, n)
+                n = len(tokens)
+                own.shadows.propose(i, strength, tokens)
+            found.append(Offer(n, strength, own.survival(i, strength, n) if n else []))
+        return found
+
+    def _fixed(self, own: Own) -> Plan:
+        best = max(range(len(own.offers)), key=lambda i: sum(own.offers[i].survival))
+        return Plan(best, self.options.fixed or 0) if own.offers[best].length else _NOTHING
+
+    def _alone(self, own: Own, context: int) -> Plan:
+        """Decide for one row on its own: every drafter at every length."""
+        load = 1 if own.free else self.options.assumed_rows
+        plain, lists = self._seconds(own, context, load)
+        rate = own.gain() * load / plain
+        own.plan = plan_row(own.offers, lists, plain, rate)
+        return self._curious(own, plain, lists, rate)
+
+    def _seconds(self, own: Own, context: int, load: int) -> tuple[float, list[list[float]]]:
+        kind = _kind(own.greedy)
+        plain = self._prices.plain(load, context, kind)
+        lists = [self._prices.lengths(i, load, context, kind) for i in range(len(self.arms))]
+        if own.free:
+            scales = self._clocks.scales()
+            lists = [each if f == 1.0 else [s * f for s in each] for each, f in zip(lists, scales, strict=True)]
+        return plain, lists
+
+    def _together(self, rows: list[Sequence], owns: list[Own], free: list[int]) -> None:
+        """Share the target's pass among the free rows; what sampled rows draft is given."""
+        load = len(rows)
+        context = sum(row.cached for row in rows) // load
+        shares, prices = [], []
+        gain = sum(own.gain() for own in owns)
+        for b in free:
+            plain, lists = self._seconds(owns[b], context, load)
+            wish = plan_row(owns[b].offers, lists, plain, gain / plain)
+            shares.append(Share(wish.arm, owns[b].offers[wish.arm].survival[: wish.length] if wish.length else []))
+            prices.append((plain, lists))
+        base = load + sum(own.plan.length for own in owns if not own.free)
+        table = self._prices.passes(load, context, base, sum(len(s.survival) for s in shares))
+        drafts = [self._prices.drafts(i, _kind(owns[free[0]].greedy)) for i in range(len(self.arms))]
+        lengths = plan_batch(shares, table, drafts, gain / prices[0][0])
+        for b, n, share, (plain, lists) in zip(free, lengths, shares, prices, strict=True):
+            owns[b].plan = Plan(share.arm, n) if n else _NOTHING
+            owns[b].plan = self._curious(owns[b], plain, lists, gain / plain)
+
+    def _curious(self, own: Own, plain: float, lists: list[list[float]], rate: float) -> Plan:
+        """Try what is not thought best when the row can afford what that is thought to cost."""
+        plan = own.plan
+        for arm, length in own.questions():
+            seconds, chances = lists[arm][length], own.offers[arm].survival
+            had = own.offers[plan.arm].survival[: plan.length] if plan.length else []
+            spent = lists[plan.arm][plan.length] if plan.length else plain
+            lost = (seconds - spent) - (sum(chances[:length]) - sum(had)) / rate
+            price = max(0.0, lost) / plain
+            if own.credit >= price:
+                return Plan(arm, length, price)
+        return plan
+
+    def _count(self, own: Own, what: tuple[int, int], values: Seq[float], start: int = 0) -> None:
+        own.rates(*what).add(values, start)
+        self._common.rates(*what, own.greedy).add(values, start)
+
+    def _cost(self, own: Own, row: Sequence, drafted: int, load: int) -> float:
+        """Seconds of the row's round over those of a plain one."""
+        if not drafted:
+            return 1.0
+        plain, lists = self._seconds(own, row.cached, load if own.free else self.options.assumed_rows)
+        arm = own.plan.arm
+        return lists[arm][min(drafted, self.arms[arm].most)] / plain
+
+    def _time(self, rows: list[Sequence], drafted: list[int], seconds: float) -> None:
+        """Correct the profile by the clock; read for free rows only."""
+        arms = {self.route(row) for row, n in zip(rows, drafted, strict=True) if n}
+        if len(arms) > 1:
+            return
+        arm, load = next(iter(arms), -1), len(rows)
+        kind = _kind(all(row.params.greedy for row in rows))
+        context = sum(row.cached for row in rows) // load
+        self._clocks.add(arm, seconds, self._prices.round(load, context, kind, arm, drafted))
+
+
+def _kind(greedy: bool) -> str:
+    return "greedy" if greedy else "sampled"
+
+
+def _emitted(draft: Draft, verdict: Verdict) -> tuple[list[list[int]], list[list[int]]]:
+    """Return the tokens of each row's path and the one after it, and the paths."""
+    after = verdict.next_token.tolist()
+    if draft.nodes == 1:
+        return [[token] for token in after], [[] for _ in after]
+    ids, accepted = draft.tokens.tolist(), verdict.accepted.tolist()
+    paths = [path[:n] for path, n in zip(verdict.path.tolist(), accepted, strict=True)]
+    tokens = [[*(own[i] for i in path), token] for own, path, token in zip(ids, paths, after, strict=True)]
+    return tokens, paths

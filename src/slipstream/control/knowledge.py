@@ -1,0 +1,119 @@
+"""What is known of drafters: in common from all requests, and of one request, on top of it.
+
+In: values of reached positions. Out: the chances that drafted nodes stand, the gain a row has had, and what it would
+be worth to find out. A request's record dies with its sequence; the common one is kept apart for greedy and sampled
+rows, whose acceptance differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+from slipstream.control.acceptance import COMMON_DECAY, OWN_DECAY, OWN_WEIGHT, PRIOR_WEIGHT, Rates, survival
+from slipstream.control.arms import Arm, Offer, Plan
+from slipstream.control.profile import Profile
+from slipstream.control.shadows import Shadows
+
+_PROBE = 2  # nodes drafted to see how a drafter does, while nothing is drafted
+_GAIN_DECAY = 0.98
+_START = 10.0  # rounds at plain speed that a request starts with
+_CREDIT, _MOST_CREDIT = 0.3, 4.0  # plain rounds
+
+
+class Common:
+    """Rates of every arm over all requests, starting from the profile's, or from a guess."""
+
+    def __init__(self, arms: Seq[Arm], profile: Profile) -> None:
+        self.arms, self._profile = arms, profile
+        self._rates: dict[tuple[int, int, bool], Rates] = {}
+
+    def rates(self, arm: int, strength: int, greedy: bool) -> Rates:
+        """Return the record to count in."""
+        key = (arm, strength, greedy)
+        if key not in self._rates:
+            self._rates[key] = Rates(COMMON_DECAY, tree=self.arms[arm].tree)
+        return self._rates[key]
+
+    def shares(self, arm: int, strength: int, greedy: bool, n: int) -> list[float]:
+        """Return the estimates for the first n positions."""
+        stored = self._profile.rates.get(self.arms[arm].cost, {}).get(rate_key(greedy, strength))
+        prior = stored or _guess(self.arms[arm], strength)
+        known = self._rates.get((arm, strength, greedy))
+        if known is None:
+            return [prior[min(k, len(prior) - 1)] for k in range(n)]
+        return known.shares(n, prior, PRIOR_WEIGHT)
+
+    def table(self) -> dict[str, dict[str, list[float]]]:
+        """Return what was found, in the form of a profile's `rates`."""
+        found: dict[str, dict[str, list[float]]] = {}
+        for (arm, strength, greedy), rates in self._rates.items():
+            shares = self.shares(arm, strength, greedy, len(rates.hits))
+            found.setdefault(self.arms[arm].cost, {})[rate_key(greedy, strength)] = shares
+        return found
+
+
+class Own:
+    """What one request has shown. `free`: its decisions may use clocks and other rows (see `adaptive`)."""
+
+    def __init__(self, arms: Seq[Arm], common: Common, greedy: bool, free: bool) -> None:
+        self.greedy, self.free = greedy, free
+        self.plan, self.offers = Plan(-1, 0), list[Offer]()
+        self.shadows = Shadows()
+        self.credit, self.turn = _CREDIT, 0
+        self._arms, self._common = arms, common
+        self._tokens = self._cost = _START
+        self._rates: dict[tuple[int, int], Rates] = {}
+
+    def rates(self, arm: int, strength: int) -> Rates:
+        """Return the record to count in."""
+        key = (arm, strength)
+        if key not in self._rates:
+            self._rates[key] = Rates(OWN_DECAY, tree=self._arms[arm].tree)
+        return self._rates[key]
+
+    def survival(self, arm: int, strength: int, n: int) -> list[float]:
+        """Return the chance that each of n drafted nodes stands."""
+        shares = self._common.shares(arm, strength, self.greedy, n)
+        own = self._rates.get((arm, strength))
+        if own is not None:
+            shares = own.shares(n, shares, OWN_WEIGHT)
+        return survival(shares, self._arms[arm].tree)
+
+    def gain(self) -> float:
+        """Return how many times as fast as plain the row has been of late; plain is always to be had."""
+        return max(1.0, self._tokens / self._cost)
+
+    def after(self, tokens: float, cost: float, curiosity: float) -> None:
+        """Hear of a round: tokens it gave, and its time in plain rounds."""
+        self._tokens = _GAIN_DECAY * self._tokens + tokens
+        self._cost = _GAIN_DECAY * self._cost + cost
+        self.credit = min(_MOST_CREDIT, self.credit + curiosity * cost)
+        if self.plan.price >= 0.0:
+            self.credit -= self.plan.price
+            self.turn += 1
+
+    def questions(self) -> list[tuple[int, int]]:
+        """List what could be tried instead of the plan, in turn, as (arm, nodes): drafters that cannot be looked at."""
+        found = []
+        for i, arm in enumerate(self._arms):
+            length = self.plan.length + 2 if self.plan.arm == i else _PROBE
+            length = min(length, self.offers[i].length)
+            if arm.look is None and length > (self.plan.length if self.plan.arm == i else 0):
+                found.append((i, length))
+        at = self.turn % len(found) if found else 0
+        return found[at:] + found[:at]
+
+
+def rate_key(greedy: bool, strength: int) -> str:
+    """Return the name of a record in a profile."""
+    return f"{'greedy' if greedy else 'sampled'} {strength}"
+
+
+def _guess(arm: Arm, strength: int) -> list[float]:
+    """What to think of a drafter before it has drafted."""
+    if arm.tree:
+        return [0.5 / (k + 1) ** 0.7 for k in range(arm.most)]
+    if arm.look is None:
+        return [0.5]
+    first = min(0.9, 0.25 + 0.13 * strength)
+    return [first, (1.0 + first) / 2]

@@ -1,0 +1,245 @@
+"""What a round costs on this machine: the target's pass, each drafter's draft, and what is done around them.
+
+In: a target with free slots, drafters, a rule. Out: a `Profile`, seconds by rows, nodes, context and drafted tokens,
+and, where `tune` has put them, the acceptance to start from. Costs say nothing about tokens, so using them keeps the
+output's law (law 4). Files are `profile_file`'s.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from slipstream.control.cost import CONTEXT, POINTS, CostTable, measure
+from slipstream.sampling import RequestRngs, laws
+from slipstream.types import Draft, Drafter, Draw, RequestError, SamplingParams, Sequence, Target, VerifyRule
+
+FAR_POINTS = (1, 8)
+FAR_SECONDS = 1.0  # the most a longer context may take to fill
+STEP = 2  # tokens a drafter hears between two timed drafts
+CYCLES = 7
+
+Kind = str  # "greedy" or "sampled"
+KINDS: tuple[Kind, ...] = ("greedy", "sampled")
+
+
+@dataclass
+class Profile:
+    """Seconds on one machine, for one target.
+
+    `passes` holds a table by nodes in all for each number of rows; `reach` what each further token of context adds to a
+    pass, by nodes of a row. `drafts[name][kind]` and `around[kind]` are by drafted tokens, plus one: a table starts
+    at 1. `rates[name][kind]` are conditional acceptances by position, to start from.
+    """
+
+    passes: dict[int, CostTable]
+    reach: dict[int, float] = field(default_factory=dict)
+    drafts: dict[str, dict[Kind, CostTable]] = field(default_factory=dict)
+    around: dict[Kind, CostTable] = field(default_factory=dict)
+    rates: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+
+    def target(self, rows: int, nodes: int, context: int = CONTEXT) -> float:
+        """Return the seconds of a pass over `nodes` nodes in all of `rows` rows; lines between measured row counts."""
+        known = sorted(self.passes)
+        above = next((n for n in known if n >= rows), known[-1])
+        below = max((n for n in known if n <= rows), default=known[0])
+        found = self.passes[below](nodes)
+        if above > below:
+            found += (self.passes[above](nodes) - found) * (rows - below) / (above - below)
+        return max(found, 1e-9) + max(0, context - CONTEXT) * self._slope(max(1, nodes // max(1, rows))) * rows
+
+    def draft(self, name: str, tokens: int, kind: Kind) -> float:
+        """Return the seconds a drafter takes for so many tokens, hearing of the last round included."""
+        table = self.drafts.get(name, {}).get(kind)
+        return table(tokens + 1) if table is not None else 0.0
+
+    def host(self, tokens: int, kind: Kind) -> float:
+        """Return the seconds that laws and verification take."""
+        table = self.around.get(kind)
+        return table(tokens + 1) if table is not None else 0.0
+
+    def _slope(self, nodes: int) -> float:
+        if not self.reach:
+            return 0.0
+        low, high = min(self.reach), max(self.reach)
+        share = 0.0 if high == low else min(1.0, max(0.0, (nodes - low) / (high - low)))
+        return self.reach[low] + share * (self.reach[high] - self.reach[low])
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the profile for a file."""
+        return {
+            "passes": {str(rows): _points(table) for rows, table in self.passes.items()},
+            "reach": {str(nodes): seconds for nodes, seconds in self.reach.items()},
+            "drafts": {name: {k: _points(t) for k, t in tables.items()} for name, tables in self.drafts.items()},
+            "around": {kind: _points(table) for kind, table in self.around.items()},
+            "rates": self.rates,
+        }
+
+
+def from_dict(found: Mapping[str, Any]) -> Profile:
+    """Read what `as_dict` wrote; anything else raises (KeyError, TypeError, ValueError, AttributeError)."""
+    rates = {
+        str(name): {str(kind): [_share(v) for v in values] for kind, values in kinds.items()}
+        for name, kinds in found["rates"].items()
+    }
+    passes = {int(rows): _table(points) for rows, points in found["passes"].items()}
+    if not passes or min(passes) < 1:
+        raise ValueError("a profile needs the target's passes")
+    return Profile(
+        passes,
+        {int(nodes): max(0.0, float(seconds)) for nodes, seconds in found["reach"].items()},
+        {str(n): {str(k): _table(p) for k, p in tables.items()} for n, tables in found["drafts"].items()},
+        {str(kind): _table(points) for kind, points in found["around"].items()},
+        rates,
+    )
+
+
+def flat(seconds: float = 1.0) -> Profile:
+    """Return the profile of a machine nothing is known of: every pass costs the same, drafts nothing."""
+    return Profile({1: CostTable({1: seconds})})
+
+
+def measure_target(target: Target, rule: VerifyRule, *, seconds: float = 1.5) -> Profile:
+    """Time the target and what is done around it; slot 0 must be empty, and is left so."""
+    with torch.inference_mode():
+        start = time.perf_counter()
+        passes = {1: measure(target, seconds=seconds)}
+        spent = time.perf_counter() - start
+        found = Profile(passes, _reach(target, passes[1], min(FAR_SECONDS, spent)))
+        widest = min(16, target.caps.max_nodes - 1)
+        for kind in KINDS:
+            times = {n + 1: _around(target, rule, n, kind) for n in {0, min(4, widest), widest}}
+            found.around[kind] = CostTable(times)
+    return found
+
+
+def measure_rows(target: Target, rows: int, *, seconds: float = 0.75) -> CostTable:
+    """Time passes of several rows at once; slots 0..rows - 1 must be empty, and are left so."""
+    with torch.inference_mode():
+        return measure(target, points=[n for n in POINTS if n <= 8], seconds=seconds, rows=rows)
+
+
+def measure_drafter(
+    target: Target, drafter: Drafter, most: int, *, kinds: Seq[Kind] = KINDS, seconds: float = 0.6
+) -> dict[Kind, CostTable]:
+    """Time a drafter on a row of its own, by drafted tokens; slot 0 must be empty, and is left so."""
+    return {kind: _Scratch(target, drafter, kind).table(_sizes(most), seconds) for kind in kinds}
+
+
+def _sizes(most: int) -> list[int]:
+    return sorted({0, *(n for n in (1, 2, 4, 8, 16) if n < most), most})
+
+
+def _reach(target: Target, near: CostTable, seconds: float) -> dict[int, float]:
+    """Seconds that a token of context adds to a pass, from a context that takes at most `seconds` to fill."""
+    room = target.caps.max_len - max(FAR_POINTS) - 1
+    per_token = near(32) / 32
+    far = min(room, 1024, CONTEXT + int(seconds / per_token))
+    points = [n for n in FAR_POINTS if n <= target.caps.max_nodes]
+    if far < 3 * CONTEXT:
+        return {}
+    table = measure(target, points=points, seconds=seconds / 3, context=far)
+    return {n: max(0.0, table(n) - near(n)) / (far - CONTEXT) for n in points}
+
+
+def _around(target: Target, rule: VerifyRule, drafted: int, kind: Kind) -> float:
+    """Seconds of laws and verification of a chain of fixed guesses, on logits of the target's size."""
+    vocab = target.caps.vocab
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(1, drafted + 1, vocab, generator=generator)
+    row = Sequence(-4, [0, 0], 1, _params(kind), seed=1)
+    tokens = torch.zeros(1, drafted + 1, dtype=torch.int64)
+    parents = torch.arange(-1, drafted)[None]
+    draft = Draft(tokens, parents, torch.tensor([drafted + 1]), torch.full_like(tokens, int(Draw.FIXED)))
+    times = []
+    for _ in range(4):
+        start = time.perf_counter()
+        rule(draft, laws([row], logits, draft), RequestRngs([row], shared_noise=rule.shared_noise))
+        times.append(time.perf_counter() - start)
+    return max(1e-7, statistics.median(times[1:]))
+
+
+def _params(kind: Kind) -> SamplingParams:
+    return SamplingParams(temperature=0.0 if kind == "greedy" else 1.0, ignore_eos=True, max_tokens=None)
+
+
+class _Scratch:
+    """One row of a text that repeats, which a drafter hears a few tokens of at a time, with the target's taps."""
+
+    def __init__(self, target: Target, drafter: Drafter, kind: Kind) -> None:
+        self.target, self.drafter = target, drafter
+        self.room = min(target.caps.max_len - 1, 1024)
+        self.period = max(1, min(7, target.caps.vocab))
+        self.row = Sequence(-5, [0], 1, _params(kind), seed=1)
+
+    def table(self, sizes: list[int], seconds: float) -> CostTable:
+        times: dict[int, list[float]] = {n: [] for n in sizes}
+        try:
+            with torch.inference_mode():
+                self._begin()
+                self._seconds(max(sizes))
+                end = time.perf_counter() + seconds
+                while len(times[sizes[-1]]) < CYCLES:
+                    for n in sizes:
+                        times[n].append(self._seconds(n))
+                    if time.perf_counter() > end:
+                        break
+        finally:
+            self._end()
+        return CostTable({n + 1: max(1e-7, statistics.median(found)) for n, found in times.items()})
+
+    def _begin(self) -> None:
+        self.row.tokens[:] = [0]
+        self._hear(min(CONTEXT, self.room // 2))
+
+    def _end(self) -> None:
+        self.drafter.forget(self.row)
+        self.target.release(0)
+
+    def _hear(self, count: int) -> float:
+        """Commit `count` tokens; return the drafter's own time."""
+        start = len(self.row.tokens)
+        self.row.tokens.extend(i % self.period for i in range(start, start + count))
+        heard = self.row.tokens[start - 1 : -1]
+        taps = self.target.prefill(0, heard)
+        begin = time.perf_counter()
+        self.drafter.observe([self.row], [heard], [taps])
+        return time.perf_counter() - begin
+
+    def _seconds(self, size: int) -> float:
+        if len(self.row.tokens) + STEP + size > self.room:
+            self._end()
+            self._begin()
+        spent = self._hear(STEP)
+        self.row.rounds += 1
+        rngs = RequestRngs([self.row])
+        begin = time.perf_counter()
+        if size:
+            self.drafter.propose([self.row], [size], rngs)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return spent + time.perf_counter() - begin
+
+
+def _points(table: CostTable) -> dict[str, float]:
+    return {str(n): s for n, s in zip(table.nodes, table.seconds, strict=True)}
+
+
+def _table(points: Mapping[str, float]) -> CostTable:
+    try:
+        return CostTable({int(n): float(s) for n, s in points.items()})
+    except RequestError as error:
+        raise ValueError(str(error)) from error
+
+
+def _share(value: Any) -> float:
+    found = float(value)
+    if not 0.0 <= found <= 1.0:
+        raise ValueError(f"an acceptance of {found}")
+    return found

@@ -1,0 +1,77 @@
+"""How a model of a known family is run: on the CPU kernels where they can, else on torch; and in which weight format.
+
+In: a folder or GGUF file, a weight format, a number format and a device. Out: a decoder, and lines for a person. A
+format that was asked for and cannot be had is refused; only the choice left open falls back, and says so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from slipstream.types import RequestError
+
+if TYPE_CHECKING:
+    import torch
+
+    from slipstream.nets.decoder import CachedDecoder
+
+_NAMES = {
+    "none": "bfloat16 weights",
+    "int8": "8-bit weights",
+    "int4": "4-bit weights, 8-bit activations",
+    "w8a8": "8-bit weights and activations",
+}
+
+
+@dataclass(frozen=True)
+class Way:
+    """`kernels`: the CPU kernels run it, else torch does. `quantize` is the format decided on, `note` says so."""
+
+    kernels: bool
+    quantize: str = "none"
+    note: str = ""
+
+
+def choose_way(quantize: str, dtype: torch.dtype, device: str) -> Way:
+    """Decide how to run a model; `quantize` is one of `config.QUANTIZE`."""
+    import torch
+
+    from slipstream import kernels
+
+    asked = quantize not in ("auto", "none")
+    if device != "cpu":
+        if asked:
+            raise RequestError(f"quantize={quantize} is not available on {device} yet; use none, or device cpu")
+        return Way(False)
+    if not asked and dtype is not torch.bfloat16:
+        return Way(False)
+    if not kernels.available():
+        if asked:
+            raise RequestError(f"quantize={quantize} needs the CPU kernels: {kernels.reason()}")
+        return Way(False, note=f"target: torch, slower than the CPU kernels would be: {kernels.reason()}")
+    chosen = quantize if asked else "none"
+    said = f"target: CPU kernels ({kernels.level()}), {_NAMES[chosen]}"
+    return Way(True, chosen, f"{said} (quantize auto; int4 is faster)" if quantize == "auto" else said)
+
+
+def open_decoder(model: Path, way: Way, dtype: torch.dtype, device: str, **sizes: Any) -> CachedDecoder:
+    """Load a model folder, or for the kernels a GGUF file, as a decoder; sizes as in `nets.decoder.load_decoder`."""
+    if not way.kernels:
+        from slipstream.nets.decoder import load_decoder
+
+        return load_decoder(model, dtype, device, **sizes)
+    from slipstream.kernels.load import load_kernel_decoder
+
+    return load_kernel_decoder(_source(model, way.quantize), way.quantize, dtype, **sizes)
+
+
+def _source(model: Path, quantize: str) -> Any:
+    if model.suffix.lower() == ".gguf":
+        from slipstream.checkpoints.gguf_rows import GgufSource
+
+        return GgufSource(model, keep=quantize == "int4")
+    from slipstream.kernels.rows import FolderSource
+
+    return FolderSource(model)

@@ -1,0 +1,160 @@
+"""The decoder of `nets.decoder` on the CPU kernels: the same interface, packed weights, rows that keep their bits.
+
+A row's logits and hidden states do not depend on what else is in the pass: a tree's path, a chain, a prompt fed in
+pieces and a batch give the same bits, so greedy speculative text is plain text, bit for bit. Loading is in `load.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slipstream.kernels.cache import KernelCache
+from slipstream.nets.decoder import CachedDecoder
+from slipstream.nets.families import DecoderConfig, Rope
+from slipstream.nets.kv_cache import CacheShape
+from slipstream.nets.layers import inverse_frequencies
+from slipstream.nets.passes import Nodes
+
+
+class Angles:
+    """Cosines and sines of one rotary table, [positions, head_dim / 2] float32, grown when needed."""
+
+    def __init__(self, rope: Rope, head_dim: int) -> None:
+        self.inverse, self.factor = inverse_frequencies(rope, head_dim)
+        self.cos = self.sin = torch.empty(0)
+        self.grow(1024)
+
+    def grow(self, positions: int) -> None:
+        """Make room for positions 0 to `positions` - 1."""
+        if positions > self.cos.shape[0]:
+            size = max(positions, 2 * self.cos.shape[0])
+            angles = torch.arange(size, dtype=torch.float32)[:, None] * self.inverse
+            self.cos, self.sin = angles.cos() * self.factor, angles.sin() * self.factor
+
+    def addresses(self) -> tuple[int, int]:
+        """Return where the two tables lie."""
+        return self.cos.data_ptr(), self.sin.data_ptr()
+
+
+@dataclass
+class PackedWeights:
+    """What the network holds in memory: the native decoder's matrices, and the embedding [V, H] in bfloat16."""
+
+    embed: Tensor
+    matrices: list[Any]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory held."""
+        return self.embed.nbytes + sum(matrix.nbytes for matrix in self.matrices)
+
+
+@dataclass(frozen=True)
+class KernelPass:
+    """One forward: `counts[b]` new entries behind `starts[b]` cached ones in each slot; no trees means chains."""
+
+    cache: Any
+    slots: list[int]
+    starts: list[int]
+    counts: list[int]
+    trees: list[list[int]] | None
+
+    @property
+    def widest(self) -> int:
+        """Nodes of the longest row: the kernels take rectangles."""
+        return max(self.counts)
+
+    def places(self) -> Tensor | None:
+        """Return where the real nodes are in the rectangle; None when all are real."""
+        if min(self.counts) == self.widest:
+            return None
+        return (torch.arange(self.widest) < torch.tensor(self.counts)[:, None]).flatten().nonzero()[:, 0]
+
+    def parents(self) -> list[int]:
+        """Return the parents of the rectangle, [] for chains; padding hangs on the root."""
+        trees = self.trees or []
+        return [parent for tree in trees for parent in [*tree, *[0] * (self.widest - len(tree))]]
+
+
+class KernelNet:
+    """The network without a cache: what drafters that share the target's tables read.
+
+    `dtype` is what hidden states are handed out in; the arithmetic between two products is float32.
+    """
+
+    device = torch.device("cpu")
+
+    def __init__(self, config: DecoderConfig, native: Any, weights: PackedWeights, dtype: torch.dtype) -> None:
+        self.config, self.native, self.weights, self.dtype = config, native, weights, dtype
+        self.angles = [Angles(rope, config.head_dim) for rope in rope_tables(config)]
+        self.embed_scale = rounded_scale(config, dtype)
+        self.vocab = 0  # columns of the logits, set by the loader
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Tokens [R] -> [R, H], as fed to the first layer."""
+        h = self.weights.embed[tokens]
+        return (h if self.embed_scale == 1 else h.float() * self.embed_scale).to(self.dtype)
+
+    def run(self, ids: Tensor, work: KernelPass, taps: Seq[int], head: bool) -> tuple[Tensor, dict[int, Tensor]]:
+        """Run all layers over ids [R], row after row -> logits [R, V] (empty without `head`) and taps [R, H]."""
+        real, rows = work.places(), len(work.counts) * work.widest
+        tokens = ids.flatten() if real is None else ids.new_zeros(rows).index_copy_(0, real, ids.flatten())
+        states = {tap: torch.empty(rows, self.config.hidden) for tap in taps}
+        logits = torch.empty(rows if head else 0, self.vocab)
+        for table in self.angles:
+            table.grow(max(work.starts) + work.widest)
+        self.native.forward(
+            work.cache,
+            tokens.tolist(),
+            work.slots,
+            work.starts,
+            work.parents(),
+            [table.addresses() for table in self.angles],
+            [(tap, out.data_ptr()) for tap, out in states.items()],
+            logits.data_ptr() if head else 0,
+        )
+        if real is not None:
+            logits = logits[real] if head else logits
+            states = {tap: out[real] for tap, out in states.items()}
+        return logits, {tap: out.to(self.dtype) for tap, out in states.items()}
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Normed states [R, H] -> logits [R, V] in the dtype of the states."""
+        states = x.float().contiguous()
+        out = torch.empty(states.shape[0], self.vocab)
+        self.native.logits(states.data_ptr(), states.shape[0], out.data_ptr())
+        return out.to(x.dtype)
+
+
+def rope_tables(config: DecoderConfig) -> list[Rope]:
+    """Return the distinct rotary tables of a model, in the order of their first layer."""
+    return list(dict.fromkeys(rope for rope in config.ropes if rope is not None))
+
+
+def rounded_scale(config: DecoderConfig, dtype: torch.dtype) -> float:
+    """Return what embeddings are multiplied by, rounded as the model's own number format rounds it."""
+    return 1.0 if config.embed_scale is None else float(torch.tensor(config.embed_scale).to(dtype))
+
+
+class KernelDecoder(CachedDecoder):
+    """Play `CachedDecoder` on the kernels. Logits come in float32, hidden states in the network's dtype."""
+
+    def __init__(
+        self, net: KernelNet, *, vocab: int, max_rows: int, max_len: int, max_nodes: int, kv: torch.dtype
+    ) -> None:
+        self.net, self.max_rows, self.max_nodes = net, max_rows, max_nodes  # type: ignore[assignment]
+        self.config = replace(net.config, vocab=vocab, max_len=max_len)
+        c = net.config
+        shape = CacheShape(c.layers, max_rows, c.kv_heads, c.head_dim, max_len, max_nodes)
+        self._cache = KernelCache(shape, kv)
+        self.cache = self._cache  # type: ignore[assignment]
+        self.runner = None
+        self._scored: dict[int, list[int]] = {}
+
+    def _rows(self, nodes: Nodes) -> Any:
+        return KernelPass(self._cache.native, nodes.slots, nodes.starts, nodes.counts, nodes.trees)

@@ -1,0 +1,132 @@
+"""The cost profile of a loaded target: from the disk if it fits, measured in a few seconds if not, and kept.
+
+In: an opened target, drafters and a rule. Out: the `Profile` that `auto` decides by. What costs depend on is its key:
+the model's files, device, number format, threads and versions. torch is imported when something is measured.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from slipstream.machine import memory_guard
+from slipstream.types import VerifyRule
+
+if TYPE_CHECKING:
+    from slipstream.build import Opened, Part
+    from slipstream.control.profile import Profile
+
+MOST_ROWS = 8  # rows timed together; more are drawn on by the last slope
+
+
+def profiles_dir() -> Path:
+    """Return the folder of stored profiles."""
+    from slipstream.models import home
+
+    return home() / "profiles"
+
+
+def profile_for(opened: Opened, parts: Seq[Part], rule: VerifyRule, rows: int, notes: list[str]) -> Profile:
+    """Return the target's profile with the costs of these drafters in it; what is missing is measured and stored.
+
+    While the target is decoding nothing can be measured: then what is known must do.
+    """
+    from slipstream.control import profile_file
+    from slipstream.control.profile import flat
+
+    folder, key = profiles_dir(), key_of(opened)
+    with opened.lock:
+        if opened.profile is None:
+            opened.profile, note = profile_file.load(folder, key)
+            notes += [note] if note else []
+        if opened.busy is not None and not opened.busy.idle:
+            return opened.profile or flat()
+        with memory_guard("measuring what rounds cost"):
+            found, fresh = _complete(opened, parts, rule, rows)
+        if fresh:
+            note = profile_file.save(folder, key, found)
+            notes += [note] if note else []
+        return found
+
+
+def measure_again(opened: Opened, parts: Seq[Part], rule: VerifyRule, rows: int) -> Profile:
+    """Forget what was measured of the target and these drafters, and measure it; acceptance that was found stays."""
+    old, opened.profile = opened.profile, None
+    found, _ = _complete(opened, parts, rule, rows)
+    if old is not None:
+        found.rates.update(old.rates)
+    return found
+
+
+def save(opened: Opened) -> str:
+    """Store the target's profile; return a note if that is not possible."""
+    from slipstream.control import profile_file
+
+    assert opened.profile is not None
+    return profile_file.save(profiles_dir(), key_of(opened), opened.profile)
+
+
+def _complete(opened: Opened, parts: Seq[Part], rule: VerifyRule, rows: int) -> tuple[Profile, bool]:
+    """Measure what the profile lacks; say whether anything did."""
+    from slipstream.control.profile import measure_drafter, measure_rows, measure_target
+
+    rows, fresh = min(rows, MOST_ROWS, opened.target.caps.max_rows), False
+    if opened.profile is None:
+        opened.profile, fresh = measure_target(opened.target, rule), True
+    found = opened.profile
+    if rows not in found.passes:
+        found.passes[rows], fresh = measure_rows(opened.target, rows), True
+    for part in parts:
+        if part.cost not in found.drafts or part.most + 1 > max(found.drafts[part.cost]["greedy"].nodes):
+            found.drafts[part.cost] = measure_drafter(opened.target, part.drafter, part.most)
+            fresh = True
+    return found, fresh
+
+
+def key_of(opened: Opened) -> dict[str, Any]:
+    """Return what the costs depend on."""
+    import torch
+
+    from slipstream import __version__
+
+    device = torch.cuda.get_device_name(opened.device) if opened.device.startswith("cuda") else _cpu()
+    return {
+        "model": folder_hash(opened.folder),
+        "target": opened.kind,
+        "device": device,
+        "dtype": str(opened.dtype),
+        "quantize": getattr(opened, "quantize", "none"),
+        "threads": torch.get_num_threads(),
+        "context": opened.target.caps.max_len,
+        "version": __version__,
+        "torch": torch.__version__,
+    }
+
+
+def cost_name(name: str, folder: Path | None, options: Mapping[str, Any]) -> str:
+    """Return the name of a drafter's costs: its kind, its files, its options."""
+    found = f"{name}@{folder_hash(folder)}" if folder is not None else name
+    return found + (f"?{json.dumps(dict(options), sort_keys=True, default=str)}" if options else "")
+
+
+def folder_hash(folder: Path) -> str:
+    """Return a short hash of a model folder: its config, and the names and sizes of its files."""
+    parts = [f"{path.name} {path.stat().st_size}" for path in sorted(folder.iterdir()) if path.is_file()]
+    config = folder / "config.json"
+    parts += [config.read_text(encoding="utf-8", errors="replace")] if config.is_file() else []
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+@cache
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())

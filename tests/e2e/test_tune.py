@@ -1,0 +1,48 @@
+"""`slipstream tune`: the table, the stored profile, the flags for other engines."""
+
+import json
+
+import pytest
+
+from slipstream.measure.tune_text import flags
+
+
+@pytest.fixture
+def suite(tmp_path):
+    path = tmp_path / "mine.jsonl"
+    lines = ["the cat sat on the mat and the cat sat on the mat and the cat", "one two three four five one two"]
+    path.write_text("\n".join(json.dumps({"prompt": line}) for line in lines))
+    return path
+
+
+def test_tune_prints_a_table_and_stores_what_it_found(cli, tiny, other, suite, tmp_path, monkeypatch):
+    monkeypatch.setattr("slipstream.profiles.profiles_dir", lambda: tmp_path / "profiles")
+    argv = ("tune", "--model", str(tiny), "--dtype", "float32", "--suite", str(suite), "--seconds", "2")
+    argv += ("--max-tokens", "20", "--drafter", f"lookup+draft_model:{other}")
+    found = cli(*argv)
+    assert found.status == 0, found.err
+    for words in ("plain", "lookup", "draft_model", "auto", "predicted", "measured"):
+        assert words in found.out
+    (file,) = (tmp_path / "profiles").iterdir()
+    rates = json.loads(file.read_text())["profile"]["rates"]
+    assert any(name.startswith("draft_model@") for name in rates)
+    as_json = cli(*argv, "--json").json
+    assert {line["drafter"] for line in as_json["lines"]} == {"lookup", "draft_model"}
+    assert as_json["plain_tokens_per_second"] > 0
+    assert as_json["auto"]["speed_up"]["low"] <= as_json["auto"]["speed_up"]["value"]
+    assert all(line["predicted"] > 0 for line in as_json["lines"])
+    assert as_json["same_texts"]
+
+
+def test_nothing_to_tune(cli, tiny):
+    found = cli("tune", "--model", str(tiny), "--drafter", "none")
+    assert found.status == 2
+    assert "nothing to tune" in found.err
+
+
+def test_flags_of_other_engines():
+    vllm = flags("lookup", 8, "")["vllm"]
+    assert json.loads(vllm.partition("'")[2].rstrip("'"))["method"] == "ngram"
+    assert flags("eagle3", 4, "/x")["sglang"].startswith("--speculative-algorithm EAGLE3")
+    assert "--speculative-num-draft-tokens 5" in flags("draft_model", 4, "/x")["sglang"]
+    assert "sglang" not in flags("medusa", 4, "/x")

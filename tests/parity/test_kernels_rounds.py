@@ -1,0 +1,235 @@
+"""On the kernels a row keeps its bits: trees, chains, batches, prompts in pieces, threads and rejected drafts."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from kernels_kit import fast, needs_kernels, rounded
+from native_kit import tokens
+
+from slipstream import kernels
+from slipstream.nets.decoder import CachedDecoder
+from slipstream.targets.native import NativeTarget
+from slipstream.types import Draft, RequestError
+
+pytestmark = needs_kernels
+FAMILIES = ["llama", "mistral_sliding", "gemma3", "smollm3"]
+TREE = [-1, 0, 0, 1, 1, 2, 3, 6]  # two branches, one of them forked again
+PATHS = [[], [1], [2], [1, 3], [1, 4], [2, 5], [1, 3, 6], [1, 3, 6, 7]]
+FORMATS = ["none", "int4", "int8", "w8a8"]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return {name: rounded(name, tmp_path_factory.mktemp(name)) for name in FAMILIES}
+
+
+@pytest.fixture(autouse=True)
+def _same_machine_after() -> Iterator[None]:
+    level, threads = kernels.level(), kernels.threads()
+    yield
+    kernels.set_level(level)
+    kernels.set_threads(threads)
+
+
+def one_by_one(decoder: CachedDecoder, ids: list[int]) -> torch.Tensor:
+    """Logits [T, V] of a text decoded token by token."""
+    rows = []
+    for token in ids:
+        rows.append(decoder.nodes([0], torch.tensor([[token]]))[0][0, 0])
+        decoder.keep([0], [[]])
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("quantize", FORMATS)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_number_of_rows_and_threads_gives_the_same_bits(
+    name: str, quantize: str, folders: dict[str, Path]
+) -> None:
+    ids = tokens(40)
+    kernels.set_threads(1)
+    plain = one_by_one(fast(folders[name], quantize), ids)
+    for threads in (1, 2, 3):
+        kernels.set_threads(threads)
+        for width in (2, 3, 5, 7, 8, 9, 13, 16, 17, 31, 33, 40):
+            decoder = fast(folders[name], quantize, max_nodes=40)
+            for start in range(0, 40 - width + 1, width):
+                scored, _ = decoder.nodes([0], torch.tensor([ids[start : start + width]]))
+                assert torch.equal(scored[0], plain[start : start + width]), f"{width} rows, {threads} threads"
+                decoder.keep([0], [list(range(1, width))])
+
+
+@pytest.mark.parametrize("level", kernels.levels() if kernels.available() else [])
+def test_every_level_keeps_the_bits(level: str, folders: dict[str, Path]) -> None:
+    kernels.set_level(level)
+    ids = tokens(35)
+    for quantize in FORMATS:
+        plain = one_by_one(fast(folders["gemma3"], quantize), ids)
+        many, _ = fast(folders["gemma3"], quantize, max_nodes=40).nodes([0], torch.tensor([ids]))
+        assert torch.equal(many[0], plain), quantize
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_tree_pass_equals_its_paths_bit_for_bit(name: str, folders: dict[str, Path]) -> None:
+    decoder = fast(folders[name])
+    for length in (1, 13, 30):
+        decoder.extend(0, tokens(length, seed=length))
+        draft = torch.tensor([tokens(len(TREE), seed=1)])
+        scored, felt = decoder.nodes([0], draft, torch.tensor([TREE]), (2, -1))
+        for path in PATHS:
+            nodes = [0, *path]
+            chain, chain_felt = decoder.nodes([0], draft[:, nodes], None, (2, -1))
+            assert torch.equal(scored[0, nodes], chain[0])
+            assert all(torch.equal(felt[tap][0, nodes], chain_felt[tap][0]) for tap in (2, -1))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("shape", ["chain", "tree"])
+def test_ragged_batch_equals_its_rows_bit_for_bit(name: str, shape: str, folders: dict[str, Path]) -> None:
+    decoder, alone = fast(folders[name], rows=4), fast(folders[name])
+    slots, lengths = [2, 0, 3], [3, 17, 8]
+    draft = torch.tensor([tokens(8, seed=10 + b) for b in range(3)])
+    parents = torch.tensor([TREE, [-1, *[0] * 7], list(range(-1, 7))]) if shape == "tree" else None
+    for slot, length in zip(slots, lengths, strict=True):
+        decoder.extend(slot, tokens(length, seed=slot))
+    scored, felt = decoder.nodes(slots, draft, parents, (-1,))
+    for b, (slot, length) in enumerate(zip(slots, lengths, strict=True)):
+        alone.release(0)
+        alone.extend(0, tokens(length, seed=slot))
+        one, one_felt = alone.nodes([0], draft[b : b + 1], None if parents is None else parents[b : b + 1], (-1,))
+        assert torch.equal(scored[b], one[0])
+        assert torch.equal(felt[-1][b], one_felt[-1][0])
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_prompt_in_pieces_equals_the_whole_across_spans_and_chunks(name: str, tmp_path: Path) -> None:
+    folder = rounded(name, tmp_path, max_position_embeddings=2048, num_hidden_layers=2)
+    ids = tokens(700)
+    whole, pieces = fast(folder, max_len=1024), fast(folder, max_len=1024)
+    expected = whole.extend(0, ids, (1, 2, -1))
+    found: dict[int, list[torch.Tensor]] = {1: [], 2: [], -1: []}
+    at, draw = 0, random.Random(0)
+    while at < len(ids):
+        size = draw.choice([1, 2, 5, 16, 33, 130, 250])
+        for tap, part in pieces.extend(0, ids[at : at + size], (1, 2, -1)).items():
+            found[tap].append(part)
+        at += size
+    for tap, parts in found.items():
+        assert torch.equal(torch.cat(parts), expected[tap])
+    assert torch.equal(whole.nodes([0], torch.tensor([[3]]))[0], pieces.nodes([0], torch.tensor([[3]]))[0])
+
+
+def assert_fresh(decoder: CachedDecoder, slot: int, committed: list[int], folder: Path) -> None:
+    """The slot's cache has the bits of one that only ever saw the committed tokens."""
+    fresh = fast(folder)
+    fresh.extend(0, committed)
+    assert decoder.length(slot) == len(committed)
+    for ours, theirs in zip(
+        decoder.cache.entries(slot, len(committed)), fresh.cache.entries(0, len(committed)), strict=True
+    ):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_random_history_of_trees_and_chains_leaves_the_bits_of_a_fresh_cache(
+    name: str, folders: dict[str, Path]
+) -> None:
+    decoder, draw = fast(folders[name], rows=3), random.Random(name)
+    committed: dict[int, list[int]] = {0: tokens(4), 1: tokens(11), 2: tokens(1)}
+    for slot, prefix in committed.items():
+        decoder.extend(slot, prefix)
+    for turn in range(14):
+        slots = draw.sample([0, 1, 2], draw.randint(1, 3))
+        tree = draw.random() < 0.7
+        draft = torch.tensor([tokens(len(TREE), seed=100 * turn + s) for s in slots])
+        paths = [draw.choice(PATHS) if tree else list(range(1, draw.randint(1, 8))) for _ in slots]
+        decoder.nodes(slots, draft, torch.tensor([TREE] * len(slots)) if tree else None)
+        decoder.keep(slots, paths)
+        for b, slot in enumerate(slots):
+            committed[slot] += draft[b, [0, *paths[b]]].tolist()
+        if draw.random() < 0.2:
+            decoder.release(slots[0])
+            committed[slots[0]] = tokens(6, seed=turn)
+            decoder.extend(slots[0], committed[slots[0]])
+    for slot, prefix in committed.items():
+        assert_fresh(decoder, slot, prefix, folders[name])
+        fresh = fast(folders[name])
+        fresh.extend(0, prefix)
+        probe = torch.tensor([[5, 6]])
+        assert torch.equal(decoder.nodes([slot], probe)[0], fresh.nodes([0], probe)[0])
+
+
+@pytest.mark.parametrize("kv", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_nan_behind_the_committed_tokens_never_reaches_an_output(
+    name: str, kv: torch.dtype, folders: dict[str, Path]
+) -> None:
+    clean, poisoned = fast(folders[name], rows=2, kv=kv), fast(folders[name], rows=2, kv=kv)
+
+    def poison() -> None:
+        cache = poisoned.cache
+        for slot in (0, 1):
+            at = torch.arange(cache.values.shape[3])
+            stale = at >= poisoned.length(slot)
+            cache.keys[:, slot].masked_fill_(stale.view(-1, 1, 16), float("nan"))
+            cache.values[:, slot].masked_fill_(stale.view(-1, 1), float("nan"))
+
+    for decoder in (clean, poisoned):
+        decoder.extend(0, tokens(3))
+        decoder.extend(1, tokens(20))
+    for turn, path in enumerate(PATHS):
+        poison()
+        draft = torch.tensor([tokens(8, seed=turn), tokens(8, seed=50 + turn)])
+        parents = torch.tensor([TREE, TREE]) if turn % 2 else None
+        both = [d.nodes([0, 1], draft, parents)[0] for d in (clean, poisoned)]
+        assert torch.equal(*both)
+        for decoder in (clean, poisoned):
+            decoder.keep([0, 1], [path if turn % 2 else list(range(1, turn)), []])
+        poison()
+        taps = [d.extend(1, tokens(2, seed=turn), (-1,))[-1] for d in (clean, poisoned)]
+        assert torch.equal(*taps)
+    # the poison is real: one committed entry of a layer that sees everything spoils the output
+    poisoned.cache.values[:, 0, :, poisoned.length(0) - 1] = float("nan")
+    assert poisoned.nodes([0], torch.tensor([[5]]))[0].isnan().any()
+
+
+def test_a_broken_row_fails_alone(folders: dict[str, Path]) -> None:
+    decoder, clean = fast(folders["llama"], rows=2), fast(folders["llama"], rows=2)
+    for d in (decoder, clean):
+        d.extend(0, tokens(9))
+        d.extend(1, tokens(9))
+    decoder.cache.keys[0, 1, :, 0, :, 3] = float("nan")
+    draft = torch.tensor([tokens(4), tokens(4)])
+    scored, _ = decoder.nodes([0, 1], draft)
+    assert scored[1].isnan().all()
+    assert torch.equal(scored[0], clean.nodes([0, 1], draft)[0][0])
+
+
+def test_target_replaces_padding_and_wrong_use_is_refused(folders: dict[str, Path]) -> None:
+    decoder = fast(folders["llama"], rows=2)
+    target = NativeTarget(decoder, (1,))
+    target.prefill(0, tokens(10))
+    ids = torch.tensor([[4, 5, 999_999, -7]])
+    lengths = torch.tensor([2])
+    parents = torch.tensor([[-1, 0, 1, 2]])
+    scores = target.score([0], Draft(ids, parents, lengths, torch.zeros_like(ids)))
+    assert torch.equal(scores.logits[:, :2], decoder.nodes([0], ids[:, :2])[0])
+    wrong = {
+        "one distinct slot": lambda: decoder.nodes([0, 0], torch.tensor([[1], [2]])),
+        "max_rows": lambda: decoder.nodes([2], torch.tensor([[1]])),
+        "max_nodes": lambda: decoder.nodes([0], torch.zeros(1, 17, dtype=torch.int64)),
+        "token id 97": lambda: decoder.nodes([0], torch.tensor([[97]])),
+        "not a tree": lambda: decoder.nodes([0], torch.tensor([[1, 2]]), torch.tensor([[-1, 1]])),
+        "tap 5": lambda: decoder.nodes([0], torch.tensor([[1]]), None, (5,)),
+        "max_len 96": lambda: decoder.extend(0, tokens(90)),
+        "cannot be cut to 13": lambda: decoder.truncate(0, 13),
+        "nothing to keep": lambda: decoder.keep([1], [[]]),
+    }
+    for message, use in wrong.items():
+        with pytest.raises(RequestError, match=message):
+            use()
+    assert decoder.length(0) == 10

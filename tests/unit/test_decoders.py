@@ -1,0 +1,121 @@
+"""How a model is run: kernels where they can, torch otherwise, and a format that cannot be had is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from gguf_kit import write_tiny
+from safetensors.torch import load_file
+
+from slipstream import build, decoders, kernels
+from slipstream.checkpoints import gguf
+from slipstream.checkpoints.gguf_rows import GgufSource
+from slipstream.config import QUANTIZE, TargetConfig
+from slipstream.kernels.linear import unpack
+from slipstream.kernels.load import FORMATS
+from slipstream.types import RequestError, WorkError
+from tiny_model import make_model
+
+needs_kernels = pytest.mark.skipif(not kernels.available(), reason=f"no kernels: {kernels.reason()}")
+
+
+def test_formats_of_the_config_are_those_of_the_kernels() -> None:
+    assert set(QUANTIZE) == {"auto", *FORMATS}
+
+
+@needs_kernels
+def test_kernels_run_bfloat16_and_every_format_and_torch_the_rest() -> None:
+    for quantize in QUANTIZE:
+        way = decoders.choose_way(quantize, torch.bfloat16, "cpu")
+        assert way.kernels
+        assert way.quantize == ("none" if quantize == "auto" else quantize)
+        assert kernels.level() in way.note
+    assert decoders.choose_way("auto", torch.float32, "cpu") == decoders.Way(False)
+    assert decoders.choose_way("int4", torch.float32, "cpu").kernels
+    assert decoders.choose_way("auto", torch.bfloat16, "cuda") == decoders.Way(False)
+    with pytest.raises(RequestError, match="int4 is not available on cuda"):
+        decoders.choose_way("int4", torch.bfloat16, "cuda")
+
+
+def test_without_the_extension_torch_runs_with_one_line_and_a_format_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "_reason", "the extension is not there")
+    opened = build.open_target(TargetConfig(model=str(make_model(tmp_path)), dtype="bfloat16"), rows=1)
+    assert len(opened.notes) == 1
+    assert "torch" in opened.notes[0]
+    assert "the extension is not there" in opened.notes[0]
+    assert opened.target.prefill(0, [1, 2]) == {}
+    with pytest.raises(RequestError, match="int4 needs the CPU kernels: the extension is not there"):
+        build.open_target(TargetConfig(model=str(tmp_path), quantize="int4"), rows=1)
+
+
+def test_a_format_is_refused_with_transformers(tmp_path: Path) -> None:
+    config = TargetConfig(model=str(make_model(tmp_path)), kind="hf", quantize="int8")
+    with pytest.raises(RequestError, match="int8 is not available with target hf"):
+        build.open_target(config, rows=1)
+
+
+TYPES = {
+    "attn_q.": "Q4_1",
+    "attn_k.": "Q4_0",
+    "attn_v.": "Q8_0",
+    "attn_output": "Q5_0",
+    "ffn_gate": "Q4_0",
+    "ffn_up": "Q4_0",
+}
+
+
+@needs_kernels
+@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3"])
+def test_the_rows_of_a_gguf_stand_for_the_values_it_is_converted_to(arch: str, tmp_path: Path) -> None:
+    """Name by name and value by value, in the order of the converted folder."""
+    write_tiny(tmp_path / "m.gguf", arch, types=TYPES)
+    gguf.convert(tmp_path / "m.gguf", tmp_path, progress=False)
+    converted = load_file(tmp_path / "model.safetensors")
+    source, formats = GgufSource(tmp_path / "m.gguf"), set()
+    for name, expected in converted.items():
+        shape = tuple(expected.shape)
+        if expected.ndim == 1 or "embed" in name:
+            assert torch.equal(source.values(name, shape).bfloat16(), expected), name
+            continue
+        rows = source.rows(name, shape)
+        formats.add(rows.format)
+        kind = {"q8_0": "q8", "q4_0": "q4", "q4_1": "q4"}.get(rows.format, "bf16")
+        native = kernels.native()
+        packed = native.matrix(getattr(native.Kind, kind), getattr(native.Source, rows.format), *shape, 0)
+        packed.pack(getattr(native.Source, rows.format), rows.address, 0, shape[0])
+        assert torch.equal(unpack(packed).bfloat16(), expected), name
+        assert rows.fine == (rows.format in ("q8_0", "float32")), name
+    source.finish()
+    assert formats == {"q4_0", "q4_1", "q8_0", "float32", "bfloat16"}
+
+
+@needs_kernels
+@pytest.mark.parametrize("quantize", ["int4", "none", "int8"])
+def test_a_gguf_runs_without_being_dequantised_to_disk(
+    quantize: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLIPSTREAM_HOME", str(tmp_path / "home"))
+    file = tmp_path / "m.gguf"
+    write_tiny(file, types=TYPES)
+    opened = build.open_target(TargetConfig(model=str(file), dtype="bfloat16", quantize=quantize), rows=1)
+    assert not list((tmp_path / "home").rglob("*.safetensors"))
+    whole = build.open_target(TargetConfig(model=str(file), dtype="float32"), rows=1)
+    assert list((tmp_path / "home").rglob("*.safetensors"))
+    ids = torch.tensor([[3, 4, 5, 6]])
+    ours, theirs = opened.target.decoder.nodes([0], ids)[0], whole.target.decoder.nodes([0], ids)[0]
+    most = 0.15 if quantize == "int4" else 0.03  # int4 rounds what the file holds in float32
+    assert 0 < (ours - theirs).norm() < most * theirs.norm()
+
+
+@needs_kernels
+def test_a_missing_or_spare_tensor_of_a_gguf_is_named(tmp_path: Path) -> None:
+    write_tiny(tmp_path / "m.gguf")
+    source = GgufSource(tmp_path / "m.gguf")
+    with pytest.raises(WorkError, match=r"m\.gguf: tensor lm_head\.weight \[3, 4\] is missing"):
+        source.rows("lm_head.weight", (3, 4))
+    with pytest.raises(WorkError, match=r"m\.gguf: tensor model\.embed_tokens\.weight is unknown"):
+        source.finish()
