@@ -8,6 +8,10 @@
 #include <new>
 #include <utility>
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 namespace slipstream {
 
 class Buffer {
@@ -27,9 +31,13 @@ class Buffer {
     if (bytes <= bytes_) return;
     std::free(data_);
     bytes_ = 0;
-    size_t whole = (bytes + kSlack + kLine - 1) / kLine * kLine;
-    data_ = std::aligned_alloc(kLine, whole);
+    size_t align = bytes < kPage ? kLine : kPage;
+    size_t whole = (bytes + kSlack + align - 1) / align * align;
+    data_ = std::aligned_alloc(align, whole);
     if (!data_) throw std::bad_alloc();
+#if defined(__linux__)
+    if (align == kPage) madvise(data_, whole, MADV_HUGEPAGE);  // weights are read from end to end: fewer pages to look up
+#endif
     std::memset(data_, 0, whole);
     bytes_ = bytes;
   }
@@ -42,7 +50,8 @@ class Buffer {
 
  private:
   static constexpr size_t kLine = 64;
-  static constexpr size_t kSlack = 4096;
+  static constexpr size_t kPage = 2 << 20;
+  static constexpr size_t kSlack = 8192;
   void* data_ = nullptr;
   size_t bytes_ = 0;
 };

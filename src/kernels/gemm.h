@@ -18,6 +18,8 @@ namespace slipstream {
 //   q8    8-bit codes, value code * d per group of 32 inputs; bfloat16 activations
 //   q4a8  weights as q4; activations rounded to 8 bits per group of 32
 //   w8a8  weights as q8; activations rounded to 8 bits per group of 32
+// Limits, far from any model: 8-bit activations whose group stays below 2^-100 count as zero, and q8 with activations
+// above 1e25 may overflow.
 enum class Kind : int { bf16, q4, q8, q4a8, w8a8 };
 
 // How the d and m of 4-bit groups are kept: two half floats per group, or GGUF Q4_K's 6-bit multiples of two half

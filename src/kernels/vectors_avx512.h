@@ -13,12 +13,12 @@
 namespace slipstream {
 namespace {
 
-constexpr int kAhead = 4096;  // bytes that prefetching runs in front of the codes in use
+constexpr int kAhead = 8192;  // bytes that prefetching, into the second-level cache, runs ahead of the codes in use
 
 template <int kBytes>
 SLIPSTREAM_INLINE void prefetch(const uint8_t* codes) {
 #pragma GCC unroll 32
-  for (int i = 0; i < kBytes; i += 64) _mm_prefetch(reinterpret_cast<const char*>(codes + kAhead + i), _MM_HINT_T0);
+  for (int i = 0; i < kBytes; i += 64) _mm_prefetch(reinterpret_cast<const char*>(codes + kAhead + i), _MM_HINT_T1);
 }
 
 // d and m of one group: columns 0-15 and 16-31.
@@ -59,13 +59,20 @@ struct SuperGroups {
   }
 };
 
+constexpr float kWiden = 1.0f / (1 << 24);  // undoes the factor of widen_eight
+
+// kWidened: the codes are multiplied in the form of widen_eight.
+template <bool kWidened>
 struct EightGroups {
   static constexpr int kBytes = layout::kEightGroup;
   static constexpr bool kShifted = false, kFour = false;
   static size_t block_bytes(int groups) { return static_cast<size_t>(groups) * kBytes; }
   static const uint8_t* at(const uint8_t* block, int group) { return block + static_cast<size_t>(group) * kBytes; }
   SLIPSTREAM_INLINE void scales(const uint8_t*, int, const uint8_t* codes, Scale& s) {
-    for (int t = 0; t < 2; t++) s.d[t] = halves(codes + layout::kEightCodes + t * 32);
+    for (int t = 0; t < 2; t++) {
+      s.d[t] = halves(codes + layout::kEightCodes + t * 32);
+      if (kWidened) s.d[t] = _mm512_mul_ps(s.d[t], _mm512_set1_ps(kWiden));
+    }
     s.m[0] = s.m[1] = _mm512_setzero_ps();
   }
 };
@@ -89,20 +96,25 @@ SLIPSTREAM_INLINE void widen_four(const uint8_t* codes, uint8_t* pairs) {
   }
 }
 
-// 8-bit codes as bfloat16 pairs: 16 vectors of a tile. Small integers are exact, so rounding is dropping low bits.
+// 8-bit codes times 2^24 as bfloat16 pairs: 16 vectors of a tile. A byte moved to the top of its lane, with zeros below,
+// converts without being sign-extended first; small integers are exact, so rounding is dropping low bits.
 SLIPSTREAM_INLINE void widen_eight(const uint8_t* codes, uint8_t* pairs) {
-  const __m512i high = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
+  const int high = static_cast<int>(0xffff0000u);
+  __m512i top[4];  // for each byte of a lane: where it goes; 0x80 clears
+  for (int b = 0; b < 4; b++) top[b] = _mm512_set4_epi32(0x0c808080 + b * 0x01000000, 0x08808080 + b * 0x01000000,
+                                                         0x04808080 + b * 0x01000000, 0x00808080 + b * 0x01000000);
 #pragma GCC unroll 8
   for (int r = 0; r < 8; r++) {
     __m512i lane = _mm512_load_si512(codes + r * 64);
     __m512i number[4];
 #pragma GCC unroll 4
-    for (int b = 0; b < 4; b++) {
-      __m512i code = _mm512_srai_epi32(b < 3 ? _mm512_slli_epi32(lane, 24 - 8 * b) : lane, 24);
-      number[b] = _mm512_castps_si512(_mm512_cvtepi32_ps(code));
-    }
+    for (int b = 0; b < 4; b++)
+      number[b] = _mm512_castps_si512(_mm512_cvtepi32_ps(_mm512_shuffle_epi8(lane, top[b])));
+#pragma GCC unroll 2
     for (int b = 0; b < 2; b++) {  // bytes 0 and 2 are neighbours, then 1 and 3
-      __m512i pair = _mm512_or_si512(_mm512_srli_epi32(number[b], 16), _mm512_and_si512(number[b + 2], high));
+      constexpr int kOrOfAnd = 0xf8;  // a | (b & c)
+      __m512i pair = _mm512_ternarylogic_epi32(_mm512_srli_epi32(number[b], 16), number[b + 2], _mm512_set1_epi32(high),
+                                               kOrOfAnd);
       _mm512_store_si512(pairs + (2 * r + b) * 64, pair);
     }
   }
@@ -133,8 +145,9 @@ SLIPSTREAM_INLINE __m512 add_scaled(__m512 total, __m512i product, __m512 d, __m
   return add_scaled<kShifted>(total, real, d, m, factors);
 }
 
-// Adds the bias to totals [count][32] and writes the block's columns.
-SLIPSTREAM_INLINE void write_totals(const Product& job, int block, int row, int count, const float* totals) {
+// Adds the bias to totals [count][stride] and writes the block's 32 columns.
+SLIPSTREAM_INLINE void write_totals(const Product& job, int block, int row, int count, const float* totals,
+                                    int stride) {
   int width = job.out - block * 32;
   __mmask16 mask[2] = {static_cast<__mmask16>(width >= 16 ? 0xffff : (1 << width) - 1),
                        static_cast<__mmask16>(width >= 32 ? 0xffff : width <= 16 ? 0 : (1 << (width - 16)) - 1)};
@@ -142,7 +155,7 @@ SLIPSTREAM_INLINE void write_totals(const Product& job, int block, int row, int 
     __m512 bias = job.bias ? _mm512_loadu_ps(job.bias + block * 32 + t * 16) : _mm512_setzero_ps();
     float* y = job.y + static_cast<size_t>(row) * job.stride + block * 32 + t * 16;
     for (int r = 0; r < count; r++, y += job.stride)
-      _mm512_mask_storeu_ps(y, mask[t], _mm512_add_ps(_mm512_load_ps(totals + r * 32 + t * 16), bias));
+      _mm512_mask_storeu_ps(y, mask[t], _mm512_add_ps(_mm512_load_ps(totals + r * stride + t * 16), bias));
   }
 }
 

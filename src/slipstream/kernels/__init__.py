@@ -1,7 +1,7 @@
 """The CPU kernels: linear maps with packed weights, and what they need to know of the machine.
 
-The extension `_native` is built from src/kernels when a C++ compiler is there. Without it, or on a machine it cannot
-run on, `available()` is False, `reason()` says why, and nothing else of this package may be used.
+The extension `_native` is built from src/kernels when a C++ compiler is there. Without it, or with a level forced that
+this machine lacks, `available()` is False, `reason()` says why, and nothing else of this package may be used.
 """
 
 from __future__ import annotations
