@@ -28,6 +28,13 @@ class Map(Protocol):
         """Bytes of memory held."""
 
 
+class Make(Protocol):
+    """What makes a map of a weight; `linear` is one."""
+
+    def __call__(self, weight: Tensor, bias: Tensor | None = None, *, last: bool = False) -> Map:
+        """Make the map; `last` says that its outputs are the logits."""
+
+
 class Linear:
     """Multiply by weight [out, in] and add bias [out]."""
 

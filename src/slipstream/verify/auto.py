@@ -85,7 +85,7 @@ class _RowsOf:
         return self._rngs.draft(self._spread(w), depth, self._mask(active))[self._rows]
 
     def draft_nodes(self, w: Tensor, depth: int, owners: Seq[int]) -> Tensor:
-        rows = self._rows.tolist()
+        rows = self._chosen.tolist()
         return self._rngs.draft_nodes(w, depth, [rows[b] for b in owners])
 
     def accept(self, a: Tensor, active: Tensor | None = None) -> Tensor:
