@@ -9,7 +9,7 @@ MODEL  := smollm2-135m-instruct
 # threads that spin while they wait make a busy machine several times slower
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: demo speculators test test-slow test-big test-gpu check fix bench bench-gpu bench-kernels sanitize docs clean
+.PHONY: demo speculators test test-slow test-big test-gpu check fix test-neon bench bench-gpu bench-kernels sanitize docs clean
 
 # A changed kernel source is built by installing again.
 $(STAMP): pyproject.toml constraints.txt CMakeLists.txt $(wildcard src/kernels/*)
@@ -45,6 +45,12 @@ test-big: $(STAMP)
 	$(BIN)/slipstream models pull qwen2.5-coder-0.5b-instruct
 	$(BIN)/slipstream models pull qwen2.5-coder-1.5b-instruct
 	$(BIN)/python -m pytest -m big
+
+# The Arm kernels on any machine: a cross compiler and an emulator (Debian: g++-aarch64-linux-gnu qemu-user-static).
+test-neon:
+	@if command -v aarch64-linux-gnu-g++ > /dev/null && command -v qemu-aarch64-static > /dev/null; then \
+	  tests/native/run.sh build/neon --toolchain tests/native/aarch64.cmake; \
+	else echo "skipped: test-neon needs aarch64-linux-gnu-g++ and qemu-aarch64-static"; fi
 
 # On a GPU machine the environment's own torch is the one to test: PYTHON=python3 make test-gpu BIN=$$(dirname $$(which python3))
 test-gpu:

@@ -8,7 +8,7 @@ build=build/sanitize
 package=$build/package/slipstream
 
 "$python" -m nanobind --version > /dev/null 2>&1 || "$python" -m pip install --quiet nanobind
-cmake -S . -B "$build" -DSLIPSTREAM_SANITIZE=ON -DPython_EXECUTABLE="$(command -v "$python")" > /dev/null
+cmake -S . -B "$build" -DSLIPSTREAM_SANITIZE=address,undefined -DPython_EXECUTABLE="$(command -v "$python")" > /dev/null
 cmake --build "$build"
 
 # the package as it is, with the instrumented extension in place of any other

@@ -6,7 +6,7 @@ format that was asked for and cannot be had is refused; only the choice left ope
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,6 +67,23 @@ def _on_accelerator(quantize: str, dtype: torch.dtype, device: str) -> Way:
     if reason:
         raise RequestError(f"quantize={quantize} is not available on {device} ({reason}); use none, or device cpu")
     return Way(False, quantize, f"target: torch on {device}, {BITS[quantize][0]}-bit weights")
+
+
+def draft_way(quantize: str, dtype: torch.dtype, device: str) -> Way:
+    """Decide how a draft model runs: in four bits where the kernels can, unless a format is asked for.
+
+    What its weights are rounded to changes how many drafts are accepted, never the text.
+    """
+    import torch
+
+    from slipstream import kernels
+
+    if quantize and quantize not in _NAMES:
+        raise RequestError(f"drafter option quantize={quantize!r} is not one of {', '.join(_NAMES)}")
+    free = device == "cpu" and dtype is torch.bfloat16 and kernels.available()
+    way = choose_way(quantize or ("int4" if free else "none"), dtype, device)
+    said = f"draft model: CPU kernels, {_NAMES[way.quantize]}; rounding it changes the speed, not the text"
+    return replace(way, note=said if way.kernels else "")
 
 
 def open_decoder(model: Path, way: Way, dtype: torch.dtype, device: str, **sizes: Any) -> CachedDecoder:

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 from slipstream.types import Drafter, RequestError
 
 if TYPE_CHECKING:
-    from slipstream.build import Opened, Wanted
     from slipstream.checkpoints.drafters import TargetFacts
     from slipstream.nets.draft_config import DraftCheckpoint, DraftConfig, Tables
+    from slipstream.opened import Opened, Wanted
 
 
 @dataclass(frozen=True)
@@ -137,8 +137,10 @@ def make_drafter(algorithm: str, opened: Opened, wanted: Wanted) -> tuple[Drafte
 def assemble(found: DraftCheckpoint, opened: Opened, *, rows: int, options: Mapping[str, Any]) -> tuple[Drafter, Any]:
     """Build the drafter of a checkpoint that was read, and its network."""
     parts, caps = ALGORITHMS[found.config.algorithm], opened.target.caps
-    chosen = parts.choose(**options)
-    net = make_net(found, tables_of(opened), rows=rows, max_len=caps.max_len, max_nodes=caps.max_nodes)
+    own = {key: value for key, value in options.items() if key != "quantize"}
+    chosen = parts.choose(**own)
+    tables = tables_of(opened, options.get("quantize", ""))
+    net = make_net(found, tables, rows=rows, max_len=caps.max_len, max_nodes=caps.max_nodes)
     more: dict[str, Any] = {}
     weighs = parts.sized and (getattr(chosen, "shape", "") == "tree" or getattr(chosen, "schedule", "off") != "off")
     cost = RoundCost(opened.cost()) if weighs else None
@@ -190,22 +192,37 @@ def suggested(config: DraftConfig) -> int:
     return config.claims.draft_tokens or ALGORITHMS[config.algorithm].draft_tokens
 
 
-def tables_of(opened: Opened) -> Tables:
-    """Return the target's embedding and head, for drafters that share them."""
+def tables_of(opened: Opened, quantize: str = "") -> Tables:
+    """Return the target's embedding and head, for drafters that share them, and how their own weights are held.
+
+    `quantize` is the format of their own where the target runs on the CPU kernels, by default the target's.
+    """
     import torch
 
     from slipstream.nets.draft_config import Tables
 
-    maps, rows = (_native_tables if opened.kind == "native" else _hf_tables)(opened.target)
+    shared, rows = (_native_tables if opened.kind == "native" else _hf_tables)(opened.target)
     caps = opened.target.caps
+    maps, dtype = None, opened.dtype
+    if _on_kernels(opened):
+        from slipstream.kernels.linear import maps_of
+
+        maps, dtype = maps_of(quantize or opened.quantize), torch.float32
+    elif quantize not in ("", "none"):
+        raise RequestError(f"drafter option quantize={quantize!r} needs a target on the CPU kernels; leave it out")
     return Tables(
-        **maps,
+        **shared,
         vocab=caps.vocab,
         rows=rows,
         hidden=caps.hidden,
-        dtype=opened.dtype,
+        dtype=dtype,
         device=torch.device(opened.device),
+        maps=maps,
     )
+
+
+def _on_kernels(opened: Opened) -> bool:
+    return opened.kind == "native" and hasattr(opened.target.decoder.net, "native")  # type: ignore[attr-defined]
 
 
 def facts_of(opened: Opened) -> TargetFacts:
@@ -239,8 +256,7 @@ _Maps = dict[str, Callable[..., Any]]  # of `Tables`
 
 def _native_tables(target: Any) -> tuple[_Maps, int]:
     net = target.decoder.net
-    weights = net.weights
-    bare: _Maps = {"bare_embed": lambda ids: weights.embed[ids], "bare_head": weights.head}
+    bare: _Maps = {"bare_embed": net.bare_embed, "bare_head": net.bare_logits}
     return {"embed": net.embed, "head": net.logits, **bare}, net.config.vocab
 
 

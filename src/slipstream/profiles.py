@@ -19,8 +19,8 @@ from slipstream.machine import memory_guard
 from slipstream.types import VerifyRule
 
 if TYPE_CHECKING:
-    from slipstream.build import Opened, Part
     from slipstream.control.profile import Profile
+    from slipstream.opened import Opened, Part
 
 MOST_ROWS = 8  # rows timed together; more are drawn on by the last slope
 
@@ -62,6 +62,23 @@ def measure_again(opened: Opened, parts: Seq[Part], rule: VerifyRule, rows: int)
     if old is not None:
         found.rates.update(old.rates)
     return found
+
+
+def promise(opened: Opened, cost: str) -> float:
+    """Return how many times as fast as plain a chain drafter was when it was last tuned; 0 when that is not known."""
+    from slipstream.control import profile_file
+    from slipstream.control.acceptance import survival
+    from slipstream.control.knowledge import rate_key
+
+    profile = opened.profile or profile_file.load(profiles_dir(), key_of(opened))[0]
+    shares = profile.rates.get(cost, {}).get(rate_key(True, 0)) if profile is not None else None
+    if profile is None or not shares or cost not in profile.drafts:
+        return 0.0
+    tokens, best, plain = 1.0, 0.0, profile.target(1, 1)
+    for n, chance in enumerate(survival(shares, tree=False), 1):
+        tokens += chance
+        best = max(best, tokens * plain / (profile.target(1, 1 + n) + profile.draft(cost, n, "greedy")))
+    return best
 
 
 def save(opened: Opened) -> str:

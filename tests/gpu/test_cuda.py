@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from slipstream.control.budget import FixedBudget
-from slipstream.devices import collected, moved
+from slipstream.devices import Faults, moved
 from slipstream.drafters.draft_model import DraftModel
 from slipstream.drafters.lookup import Lookup
 from slipstream.drafters.none import NoDraft
@@ -226,7 +226,7 @@ def test_laws_and_rules_never_wait(rule: str) -> None:
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        with torch.inference_mode(), collected() as faults:
+        with torch.inference_mode(), Faults() as faults:
             rngs = RequestRngs(rows, shared_noise=RULES[rule].shared_noise)
             work = Round(rows, rngs, draft, scores=Scores(logits))
             work.laws = laws(rows, logits, draft)

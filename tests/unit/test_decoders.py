@@ -86,7 +86,11 @@ def test_the_rows_of_a_gguf_stand_for_the_values_it_is_converted_to(arch: str, t
         kind = {"q8_0": "q8", "q4_0": "q4", "q4_1": "q4"}.get(rows.format, "bf16")
         native = kernels.native()
         packed = native.matrix(getattr(native.Kind, kind), getattr(native.Source, rows.format), *shape, 0)
-        packed.pack(getattr(native.Source, rows.format), rows.address, 0, shape[0])
+        first = 0
+        for block in rows.blocks():
+            packed.pack(getattr(native.Source, rows.format), block.address, first, block.count)
+            first += block.count
+        assert first == shape[0]
         assert torch.equal(unpack(packed).bfloat16(), expected), name
         assert rows.fine == (rows.format in ("q8_0", "float32")), name
     source.finish()

@@ -9,9 +9,9 @@ import gguf_kit as kit
 import numpy as np
 import pytest
 import torch
-from gguf import GGMLQuantizationType, quants
+from gguf import GGMLQuantizationType, GGUFReader, quants
 
-from slipstream.checkpoints import gguf
+from slipstream.checkpoints import gguf, gguf_file
 from slipstream.text import load_tokenizer
 from slipstream.types import RequestError, WorkError
 
@@ -73,18 +73,36 @@ def test_bfloat16_rounds_as_torch_does() -> None:
     assert torch.equal(ours, values.bfloat16())
 
 
-def test_quantised_rows_in_blocks_equal_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gguf, "_BLOCK_VALUES", 3 * 256)
-    values = np.random.default_rng(0).standard_normal((10, 256)).astype(np.float32)
+def test_quantised_rows_in_blocks_equal_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gguf_file, "_BLOCK_VALUES", 3 * 256)
+    monkeypatch.setattr(gguf_file, "_WHOLE", 3)
+    values = np.random.default_rng(0).standard_normal((16, 256)).astype(np.float32)
     data = quants.quantize(values, GGMLQuantizationType.Q8_0)
+    tensor = gguf_file.GgufTensor("w", GGMLQuantizationType.Q8_0, [256, 16], data)
+    blocks = list(tensor.blocks())
+    assert [(start, len(b)) for start, b in blocks] == [(0, 3), (3, 3), (6, 3), (9, 3), (12, 3), (15, 1)]
+    whole = quants.dequantize(data, GGMLQuantizationType.Q8_0)
+    assert np.array_equal(np.concatenate([b for _, b in blocks]), whole)
+    assert np.array_equal(tensor.values(), whole)
 
-    class Tensor:
-        tensor_type, shape = GGMLQuantizationType.Q8_0, np.array([256, 10])
 
-    Tensor.data = data
-    blocks = list(gguf._dequantised(Tensor))
-    assert [len(b) for b in blocks] == [3, 3, 3, 1]
-    assert np.array_equal(np.concatenate(blocks), quants.dequantize(data, GGMLQuantizationType.Q8_0))
+def test_a_file_reads_as_the_reference_reader_reads_it(tmp_path: Path) -> None:
+    kit.write_tiny(tmp_path / "m.gguf", types={"attn_q": "Q4_1", "ffn_up": "Q8_0", "attn_v": "F16"})
+    theirs, ours = GGUFReader(tmp_path / "m.gguf"), gguf_file.open_gguf(tmp_path / "m.gguf")
+    fields = {key: field.contents() for key, field in theirs.fields.items() if not key.startswith("GGUF.")}
+    assert ours.fields == fields
+    assert [(t.name, t.tensor_type, list(t.shape)) for t in theirs.tensors] == [
+        (t.name, t.tensor_type, t.shape) for t in ours.tensors
+    ]
+    for a, b in zip(theirs.tensors, ours.tensors, strict=True):
+        assert a.data.dtype == b.data.dtype
+        assert np.array_equal(a.data, b.data), a.name
+
+
+@pytest.mark.parametrize(("kind", "four"), [("Q4_0", True), ("Q4_1", True), ("Q8_0", False)])
+def test_a_file_knows_whether_it_holds_4_bit_codes(tmp_path: Path, kind: str, four: bool) -> None:
+    kit.write_tiny(tmp_path / "m.gguf", types=dict.fromkeys(("token_embd", "attn", "ffn_up"), kind))
+    assert gguf_file.open_gguf(tmp_path / "m.gguf").four_bits is four
 
 
 def test_config_says_what_the_file_says(tmp_path: Path) -> None:

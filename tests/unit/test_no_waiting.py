@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fake_device import FakeDevice, Far
 from slipstream.control.budget import FixedBudget
-from slipstream.devices import collected, moved
+from slipstream.devices import Faults, moved
 from slipstream.drafters.lookup import Lookup
 from slipstream.drafters.none import NoDraft
 from slipstream.engine import Engine, EngineOptions
@@ -99,7 +99,7 @@ def a_draft(parents: list[int], lengths: list[int], draws: str, seed: int) -> Dr
 
 def judged(rule: str, rows: list[Sequence], logits: Tensor, draft: Draft) -> list[Found]:
     rngs = RequestRngs(rows, shared_noise=RULES[rule].shared_noise)
-    with torch.no_grad(), collected() as faults:
+    with torch.no_grad(), Faults() as faults:
         work = Round(rows, rngs, checked(draft, [20] * len(rows), V, "toy"), scores=Scores(logits))
         work.laws = laws(rows, logits, work.draft)
         work.verdict = RULES[rule](work.draft, work.laws, rngs)
@@ -139,7 +139,7 @@ def test_refusals_come_with_the_verdict() -> None:
     draft.q[1, 1, draft.tokens[1, 2]] = 0
     rows, logits = rows_of("sampled"), torch.zeros(3, 5, V)
     rngs = RequestRngs(rows)
-    with FakeDevice() as fake, collected() as faults:
+    with FakeDevice() as fake, Faults() as faults:
         far = sent(draft)
         work = Round(rows, rngs, far, laws=laws(rows, fake.put(logits), far))
         work.verdict = RULES["chain"](far, work.laws, rngs)

@@ -10,17 +10,15 @@ import json
 import re
 import struct
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from slipstream.checkpoints.gguf_config import config_of, generation_config_of
+from slipstream.checkpoints.gguf_file import GgufTensor, damaged, open_gguf
 from slipstream.checkpoints.gguf_tokenizer import write_tokenizer
-from slipstream.types import RequestError, WorkError
-
-_BLOCK_VALUES = 1 << 23  # values dequantised at a time: 32 MB of float32
+from slipstream.types import RequestError
 
 _OUTER = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -51,7 +49,7 @@ def convert(
     `weights` False leaves the weights out.
     """
     reader = open_gguf(gguf_file)
-    fields = read_fields(reader, gguf_file)
+    fields = reader.fields
     tensors = {tensor.name: tensor for tensor in reader.tensors}
     rope = tensors.pop("rope_freqs.weight", None)
     shapes = {name: [int(n) for n in tensor.shape] for name, tensor in tensors.items()}
@@ -62,17 +60,9 @@ def convert(
             out = folder / "model.safetensors"
             write_weights(list(tensors.values()), config, out, progress, name or gguf_file.stem)
     except (ValueError, IndexError) as error:
-        raise _damaged(gguf_file, error) from error
+        raise damaged(gguf_file, error) from error
     _write_json(folder / "generation_config.json", generation_config_of(fields))
     _write_json(folder / "config.json", config)
-
-
-def read_fields(reader: Any, gguf_file: Path) -> dict[str, Any]:
-    """Return the metadata of an open GGUF file as plain Python values."""
-    try:
-        return {key: field.contents() for key, field in reader.fields.items()}
-    except (ValueError, IndexError, UnicodeDecodeError) as error:
-        raise _damaged(gguf_file, error) from error
 
 
 def tensor_name(name: str) -> str:
@@ -85,7 +75,7 @@ def tensor_name(name: str) -> str:
     return f"model.layers.{found[1]}.{_INNER[found[2]]}.{found[3]}"
 
 
-def write_weights(tensors: list[Any], config: dict[str, Any], out: Path, progress: bool, label: str) -> None:
+def write_weights(tensors: list[GgufTensor], config: dict[str, Any], out: Path, progress: bool, label: str) -> None:
     """Write GGUF tensors as one bfloat16 safetensors file, never holding more than a few of their blocks."""
     from tqdm import tqdm
 
@@ -109,27 +99,14 @@ def write_weights(tensors: list[Any], config: dict[str, Any], out: Path, progres
             bar.update(2 * int(np.prod(tensor.shape)))
 
 
-def _write_tensor(file: BinaryIO, tensor: Any, config: dict[str, Any]) -> None:
+def _write_tensor(file: BinaryIO, tensor: GgufTensor, config: dict[str, Any]) -> None:
     rotated = ROTATED.fullmatch(tensor.name)
     if config["model_type"] == "llama" and rotated:
         heads = config["num_attention_heads" if rotated[1] == "q" else "num_key_value_heads"]
-        values = np.concatenate(list(_dequantised(tensor)))
-        file.write(bfloat16(unpermute(values, heads)).tobytes())
+        file.write(bfloat16(unpermute(tensor.values(), heads)).tobytes())
         return
-    for block in _dequantised(tensor):
-        file.write(bfloat16(block).tobytes())
-
-
-def _dequantised(tensor: Any) -> Iterator[np.ndarray]:
-    """Yield float32 blocks of whole rows, in order."""
-    from gguf import dequantize
-
-    data = tensor.data
-    rows_per_block = max(1, _BLOCK_VALUES // int(tensor.shape[0]))
-    if data.ndim == 1:
-        rows_per_block = data.shape[0]
-    for start in range(0, data.shape[0], rows_per_block):
-        yield dequantize(data[start : start + rows_per_block], tensor.tensor_type)
+    for _, block in tensor.blocks(bfloat16):
+        file.write(block.tobytes())
 
 
 def unpermute(values: np.ndarray, heads: int) -> np.ndarray:
@@ -145,21 +122,6 @@ def bfloat16(values: np.ndarray) -> np.ndarray:
     if not np.isfinite(values).all():
         raise ValueError("a weight is not finite")
     return ((bits + (0x7FFF + ((bits >> 16) & 1))) >> 16).astype("<u2")
-
-
-def open_gguf(gguf_file: Path) -> Any:
-    """Open a GGUF file; a damaged one is a WorkError."""
-    from gguf import GGUFReader
-
-    try:
-        return GGUFReader(gguf_file)
-    except (ValueError, IndexError, KeyError, OverflowError) as error:
-        raise _damaged(gguf_file, error) from error
-
-
-def _damaged(gguf_file: Path, error: Exception) -> WorkError:
-    reason = " ".join(str(error).split())
-    return WorkError(f"{gguf_file.name}: not a complete GGUF file ({reason}); fetch it again")
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:

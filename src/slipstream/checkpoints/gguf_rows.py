@@ -6,6 +6,8 @@ finer than four bits. Names and the order of Llama's rotary pairs are those of `
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slipstream.checkpoints.gguf import ROTATED, bfloat16, open_gguf, read_fields, tensor_name, unpermute
+from slipstream.checkpoints.gguf import ROTATED, bfloat16, tensor_name, unpermute
 from slipstream.checkpoints.gguf_config import config_of
+from slipstream.checkpoints.gguf_file import GgufTensor, open_gguf
 from slipstream.kernels.rows import Rows
 from slipstream.nets.families import read_config
 from slipstream.types import WorkError
@@ -24,16 +27,28 @@ _FINE = {"Q8_0"}
 _FLOATS = {"F32", "F16", "BF16"}
 
 
+@dataclass(frozen=True)
+class Dequantised(Rows):
+    """Rows of a type that the kernels do not read, dequantised a few at a time while they are packed."""
+
+    kind: Any = None
+
+    def blocks(self) -> Iterator[Rows]:
+        """Yield all rows in order, in float32."""
+        tensor = GgufTensor("", self.kind, [self.cols, self.count], self.data)
+        for _, block in tensor.blocks():
+            yield Rows(block, self.format, len(block), self.cols)
+
+
 class GgufSource:
     """One GGUF file. `keep` False dequantises everything, for weight formats that do not take its codes."""
 
     def __init__(self, gguf_file: Path, *, keep: bool = True) -> None:
         reader = open_gguf(gguf_file)
-        fields = read_fields(reader, gguf_file)
         tensors = {tensor.name: tensor for tensor in reader.tensors}
         rope = tensors.pop("rope_freqs.weight", None)
         shapes = {name: [int(n) for n in tensor.shape] for name, tensor in tensors.items()}
-        self.raw = config_of(fields, shapes, None if rope is None else np.array(rope.data, dtype=np.float64))
+        self.raw = config_of(reader.fields, shapes, None if rope is None else np.array(rope.data, dtype=np.float64))
         self.config = read_config(self.raw)
         self.file, self.keep = gguf_file, keep
         self._tensors = {tensor_name(name): tensor for name, tensor in tensors.items()}
@@ -44,26 +59,23 @@ class GgufSource:
         tensor = self._take(name, shape)
         kind = tensor.tensor_type.name
         if self.keep and kind in _KEPT:
-            raw = np.ascontiguousarray(self._ordered(tensor, tensor.data))
-            return Rows(raw, _KEPT[kind], *shape, fine=kind in _FINE)
-        values = self._dequantised(tensor, shape)
+            return Rows(tensor.data, _KEPT[kind], *shape, fine=kind in _FINE)
         if kind in _FLOATS or not self.keep:
-            return Rows(bfloat16(values), "bfloat16", *shape)
-        return Rows(values, "float32", *shape, fine=kind not in _KEPT or kind in _FINE)
+            return Rows(_bfloat16(tensor), "bfloat16", *shape)
+        fine = kind not in _KEPT or kind in _FINE
+        return Dequantised(tensor.data, "float32", *shape, fine=fine, kind=tensor.tensor_type)
 
     def values(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """Return a tensor in bfloat16 if it is a matrix, else in float32."""
-        values = self._dequantised(self._take(name, shape), shape)
-        if len(shape) == 2:
-            return torch.from_numpy(bfloat16(values)).view(torch.bfloat16)
-        return torch.from_numpy(bfloat16(values)).view(torch.bfloat16).float()
+        values = _bfloat16(self._take(name, shape))
+        return values if len(shape) == 2 else values.float()
 
     def finish(self) -> None:
         """Raise WorkError if a tensor was never taken."""
         for name in sorted(set(self._tensors) - self._taken):
             raise WorkError(f"{self.file.name}: tensor {name} is unknown to this model_type")
 
-    def _take(self, name: str, shape: tuple[int, ...]) -> Any:
+    def _take(self, name: str, shape: tuple[int, ...]) -> GgufTensor:
         tensor = self._tensors.get(name)
         if tensor is None:
             raise WorkError(f"{self.file.name}: tensor {name} {list(shape)} is missing")
@@ -71,17 +83,16 @@ class GgufSource:
         if found != shape:
             raise WorkError(f"{self.file.name}: tensor {name} is {list(found)}; its fields ask for {list(shape)}")
         self._taken.add(name)
-        return tensor
-
-    def _ordered(self, tensor: Any, data: np.ndarray) -> np.ndarray:
-        """Put the rows of Llama's queries and keys in our order; a block never spans two rows."""
         rotated = ROTATED.fullmatch(tensor.name)
         if self.raw["model_type"] != "llama" or not rotated:
-            return data
-        return unpermute(data, self.raw["num_attention_heads" if rotated[1] == "q" else "num_key_value_heads"])
+            return tensor
+        heads = self.raw["num_attention_heads" if rotated[1] == "q" else "num_key_value_heads"]
+        # a block never spans two rows, so rows are put in order as they lie
+        return replace(tensor, data=np.ascontiguousarray(unpermute(tensor.data, heads)))
 
-    def _dequantised(self, tensor: Any, shape: tuple[int, ...]) -> np.ndarray:
-        from gguf import dequantize
 
-        values = np.asarray(dequantize(tensor.data, tensor.tensor_type), dtype=np.float32).reshape(shape)
-        return np.ascontiguousarray(self._ordered(tensor, values))
+def _bfloat16(tensor: GgufTensor) -> Tensor:
+    out = torch.empty([int(n) for n in reversed(tensor.shape)], dtype=torch.bfloat16)
+    for start, block in tensor.blocks(bfloat16):
+        out[start : start + len(block)] = torch.from_numpy(block).view(torch.bfloat16)
+    return out

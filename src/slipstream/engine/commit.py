@@ -52,34 +52,42 @@ class RoundTrace:
 
 
 def to_host(work: Round, faults: Faults | None = None) -> list[Found]:
-    """Bring the verdict over in one transfer, with the refusals noted on the way; raise the first that holds."""
+    """Bring the verdict over: in one transfer from an accelerator, each waits for it. Raise the first noted refusal."""
     draft, verdict, bad = work.draft, work.verdict, work.laws.bad
     assert verdict is not None
-    nodes = verdict.path.clamp(min=0)
-    columns = [verdict.accepted[:, None], verdict.next_token[:, None], draft.length[:, None]]
-    columns += [verdict.path, draft.tokens.gather(1, nodes)]
-    if bad is not None:
-        columns += [bad[:, :1].long(), bad.gather(1, nodes).long()]
-    depth = verdict.path.shape[1]
-    table, noted = torch.cat(columns, 1), None if faults is None else faults.flags()
+    if verdict.path.device.type == "cpu" and draft.tokens.device.type == "cpu":
+        flags = [None] * len(work.rows) if bad is None else bad.tolist()
+        lists = (t.tolist() for t in (verdict.accepted, verdict.next_token, draft.length, verdict.path, draft.tokens))
+        return [_found(*line) for line in zip(*lists, flags, strict=True)]
+    nodes, depth = draft.nodes, verdict.path.shape[1]
+    columns = [verdict.accepted[:, None], verdict.next_token[:, None], draft.length[:, None], verdict.path]
+    columns += [draft.tokens] if bad is None else [draft.tokens, bad.long()]
+    found = []
+    for line in _read(torch.cat(columns, 1), faults):
+        path, ids = line[3 : 3 + depth], line[3 + depth : 3 + depth + nodes]
+        found.append(_found(*line[:3], path, ids, None if bad is None else line[3 + depth + nodes :]))
+    return found
+
+
+def _read(table: torch.Tensor, faults: Faults | None) -> list[list[int]]:
+    """Read a table [B, W] and the refusals noted on the way, at once."""
+    noted = None if faults is None else faults.flags()
     if faults is None or noted is None:
-        lines = table.tolist()
-    else:
-        flat = torch.cat([table.flatten(), noted]).tolist()
-        size, width = table.numel(), table.shape[1]
-        faults.settle(flat[size:])
-        lines = [flat[at : at + width] for at in range(0, size, width)]
-    return [_found(line, depth, bad is not None) for line in lines]
+        return [list(line) for line in table.tolist()]
+    size, width = table.numel(), table.shape[1]
+    flat = torch.cat([table.flatten(), noted]).tolist()
+    faults.settle(flat[size:])
+    return [flat[at : at + width] for at in range(0, size, width)]
 
 
-def _found(line: list[int], depth: int, checked: bool) -> Found:
-    accepted, next_token, length = line[:3]
-    path, ids = line[3 : 3 + accepted], line[3 + depth : 3 + depth + accepted]
-    good = accepted + 1
-    if checked:
-        flags = line[3 + 2 * depth : 3 + 2 * depth + 1 + accepted]
-        good = flags.index(1) if 1 in flags else good
-    return Found(length - 1, path, [*ids, next_token], good)
+def _found(
+    accepted: int, next_token: int, length: int, path: list[int], ids: list[int], bad: list[int] | None
+) -> Found:
+    """Read one row of a verdict; `ids` and `bad` are by node."""
+    path, good = path[:accepted], accepted + 1
+    if bad is not None:
+        good = next((at for at, node in enumerate([0, *path]) if bad[node]), good)
+    return Found(length - 1, path, [*(ids[node] for node in path), next_token], good)
 
 
 def grow(row: Sequence, found: Found, by: str) -> tuple[Delta, list[int]]:

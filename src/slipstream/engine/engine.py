@@ -6,15 +6,14 @@ same round with an empty draft. The engine knows roles only; it holds no algorit
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
-from slipstream.devices import Stopwatch, collected, moved
+from slipstream.devices import Faults, Stopwatch, moved
 from slipstream.engine.commit import Found, Round, RoundTrace, add_logprobs, grow, to_host, trace_of
 from slipstream.engine.finish import Detokenizer, Ending
 from slipstream.engine.guard import checked
@@ -120,48 +119,32 @@ class Engine:
 
         One in the commit ends the sequences of the round with an error: their caches and texts may disagree.
         """
-        with torch.inference_mode(), self._alone():
-            rows = self.scheduler.plan()
-            if not rows:
-                return []
-            start = time.perf_counter()
-            with collected() as faults:
-                work = self._draft(rows)
-                watch = self._score(work)
-                work.laws = self._laws(rows, work.scores.logits, work.draft)  # type: ignore[union-attr]
-                work.verdict = self.rule(work.draft, work.laws, work.rngs)
-            if self.watch is not None:
-                self.watch(work)
-            found = to_host(work, faults)  # the one time a round waits for an accelerator
-            work.clock.target = watch.seconds
-            with self._whole(rows):
-                deltas = self._commit(work, found)
-            work.clock.total = time.perf_counter() - start
-            return self._emit(work, deltas)
-
-    @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        """One round at a time; who is aborted in the middle of it leaves at its end."""
+        # no context managers of our own here: where a round takes milliseconds, each is felt
         if self._in_round:
             raise RequestError("a round is under way: its callbacks cannot run another on the same engine")
         self._in_round = True
         try:
-            yield
+            with torch.inference_mode():
+                rows = self.scheduler.plan()
+                if not rows:
+                    return []
+                start = time.perf_counter()
+                with Faults() as faults:
+                    work = self._draft(rows)
+                    watch = self._score(work)
+                    work.laws = self._laws(rows, work.scores.logits, work.draft)  # type: ignore[union-attr]
+                    work.verdict = self.rule(work.draft, work.laws, work.rngs)
+                if self.watch is not None:
+                    self.watch(work)
+                found = to_host(work, faults)  # the one time a round waits for an accelerator
+                work.clock.target = watch.seconds
+                deltas = self._commit(work, found)
+                work.clock.total = time.perf_counter() - start
+                return self._emit(work, deltas)
         finally:
             self._in_round = False
             while self._doomed:
                 self.abort(self._doomed.pop())
-
-    @contextlib.contextmanager
-    def _whole(self, rows: list[Sequence]) -> Iterator[None]:
-        """End all rows when their commit breaks off."""
-        try:
-            yield
-        except BaseException as error:
-            for row in rows:
-                row.finish_reason, row.error = "error", f"the round broke off while it was committed ({error!r})"
-                self.scheduler.leave(row)
-            raise
 
     def _draft(self, rows: list[Sequence]) -> Round:
         rngs = self.make_rngs(rows)
@@ -187,7 +170,20 @@ class Engine:
         watch.stop()
         return watch
 
-    def _commit(self, work: Round, verdicts: list[Found]) -> list[Delta]:
+    def _commit(self, work: Round, found: list[Found]) -> list[Delta]:
+        try:
+            deltas, paths = self._grown(work, found)
+            self.target.commit([row.slot for row in work.rows], paths)
+            self._tell(work, paths)
+        except BaseException as error:  # caches and texts may disagree: the rows cannot go on
+            for row in work.rows:
+                row.finish_reason, row.error = "error", f"the round broke off while it was committed ({error!r})"
+                self.scheduler.leave(row)
+            raise
+        return deltas
+
+    def _grown(self, work: Round, verdicts: list[Found]) -> tuple[list[Delta], list[list[int]]]:
+        """Let each row take what its verdict gives; return the deltas and the paths to keep."""
         deltas, paths = [], []
         processed = self.options.logprobs_mode == "processed_logprobs"
         for b, found in enumerate(verdicts):
@@ -199,9 +195,7 @@ class Engine:
                 self.trace(trace_of(work, b, found, len(delta.tokens)))
             deltas.append(delta)
             paths.append(path)
-        self.target.commit([row.slot for row in work.rows], paths)
-        self._tell(work, paths)
-        return deltas
+        return deltas, paths
 
     def _by(self, row: Sequence) -> str:
         """Who drafted for the row: a mix of drafters knows."""

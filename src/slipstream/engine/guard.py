@@ -30,10 +30,10 @@ def checked(draft: Draft, budget: list[int], vocab: int, name: str) -> Draft:
 
 
 def _real_ids(draft: Draft, vocab: int, name: str) -> Draft:
-    tokens, lengths, draw = (on_host(part) for part in (draft.tokens, draft.length, draft.draw))
-    low, high = torch.aminmax(tokens)
-    if low >= 0 and high < vocab:
+    tokens = on_host(draft.tokens)
+    if all(0 <= token < vocab for row in tokens.tolist() for token in row):
         return draft
+    lengths, draw = on_host(draft.length), on_host(draft.draw)
     outside = (tokens < 0) | (tokens >= vocab)
     valid = torch.arange(draft.nodes) < lengths[:, None]
     rows = (outside & valid).any(1)

@@ -17,7 +17,7 @@ from slipstream.kernels.cache import KernelCache
 from slipstream.nets.decoder import CachedDecoder
 from slipstream.nets.families import DecoderConfig, Rope
 from slipstream.nets.kv_cache import CacheShape
-from slipstream.nets.layers import inverse_frequencies
+from slipstream.nets.layers import Map, inverse_frequencies
 from slipstream.nets.passes import Nodes
 
 
@@ -43,10 +43,14 @@ class Angles:
 
 @dataclass
 class PackedWeights:
-    """What the network holds in memory: the native decoder's matrices, and the embedding [V, H] in bfloat16."""
+    """What the network holds in memory: the native decoder's matrices, and the embedding [V, H] in bfloat16.
+
+    `head` are those of the output layer, which are among the matrices.
+    """
 
     embed: Tensor
     matrices: list[Any]
+    head: list[Map]
 
     @property
     def nbytes(self) -> int:
@@ -129,6 +133,14 @@ class KernelNet:
         out = torch.empty(states.shape[0], self.vocab)
         self.native.logits(states.data_ptr(), states.shape[0], out.data_ptr())
         return out.to(x.dtype)
+
+    def bare_embed(self, tokens: Tensor) -> Tensor:
+        """Tokens [R] -> [R, H], without the model's scale."""
+        return self.weights.embed[tokens].to(self.dtype)
+
+    def bare_logits(self, x: Tensor) -> Tensor:
+        """Normed states [R, H] -> logits [R, V], without the model's cap."""
+        return torch.cat([part(x) for part in self.weights.head], dim=-1)
 
 
 def rope_tables(config: DecoderConfig) -> list[Rope]:

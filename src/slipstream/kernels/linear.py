@@ -6,6 +6,7 @@ with activations rounded to 8 bits per group. Any number of inputs: the last gro
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,10 @@ import torch
 from torch import Tensor
 
 from slipstream.kernels import native
+from slipstream.types import RequestError
 
 KINDS = ("bf16", "q4", "q8", "q4a8", "w8a8")
+_DRAFTING = {"none": "bf16", "int4": "q4a8", "int8": "q8", "w8a8": "w8a8"}  # weight format -> kind
 GGUF_TYPES = {"Q4_0": "q4_0", "Q4_1": "q4_1", "Q4_K": "q4_k", "Q8_0": "q8_0"}
 
 
@@ -98,3 +101,23 @@ class Linear:
     def nbytes(self) -> int:
         """Bytes of memory held."""
         return int(self.matrix.nbytes)
+
+
+def maps_of(quantize: str) -> Maps:
+    """Return the maker for a weight format: of a network that only guesses, logits need no finer one than the rest."""
+    if quantize not in _DRAFTING:
+        raise RequestError(f"quantize={quantize!r} is not one of {', '.join(_DRAFTING)}")
+    return Maps(_DRAFTING[quantize])
+
+
+@dataclass(frozen=True)
+class Maps:
+    """Makes linear maps of one kind."""
+
+    kind: str
+
+    def __call__(self, weight: Tensor, bias: Tensor | None = None, *, last: bool = False) -> Linear:
+        """Pack weight [out, in] of any floating type."""
+        if weight.dtype not in (torch.float32, torch.bfloat16):
+            weight = weight.float()
+        return Linear(weight, bias, self.kind)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from slipstream.kernels.decoder import KernelDecoder, KernelNet, PackedWeights, rope_tables, rounded_scale
+from slipstream.kernels.linear import Linear
 from slipstream.kernels.rows import Rows, Source
 from slipstream.nets.weights import as_dtype
 from slipstream.types import RequestError
@@ -87,8 +88,10 @@ class _Builder:
             self._layer(decoder, index, -1 if rope is None else tables[rope])
         head = "model.embed_tokens.weight" if c.tied else "lm_head.weight"
         rows = self.source.rows(head, (c.vocab, c.hidden)).first(self.vocab)
-        decoder.set_head(self._norm("model.norm.weight", c.hidden), self._pack([rows], [], head=True))
-        net = KernelNet(c, decoder, PackedWeights(embed, self.matrices), self.dtype)
+        parts = self._pack([rows], [], head=True)
+        decoder.set_head(self._norm("model.norm.weight", c.hidden), parts)
+        weights = PackedWeights(embed, self.matrices, [Linear.of(part) for part in parts])
+        net = KernelNet(c, decoder, weights, self.dtype)
         net.vocab = self.vocab
         return net
 
@@ -133,7 +136,7 @@ class _Builder:
         out = sum(part.count for part in parts)
         matrix = self.native.matrix(kind, source, out, parts[0].cols, 0 if bias is None else bias.data_ptr())
         first = 0
-        for part in parts:
-            matrix.pack(source, part.address, first, part.count)
-            first += part.count
+        for block in (block for part in parts for block in part.blocks()):
+            matrix.pack(source, block.address, first, block.count)
+            first += block.count
         return matrix

@@ -6,7 +6,8 @@ are handed over as they lie. Nothing is packed here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -38,7 +39,11 @@ class Rows:
 
     def first(self, count: int) -> Rows:
         """Return the first so many rows."""
-        return Rows(self.data[:count], self.format, count, self.cols, self.fine)
+        return replace(self, data=self.data[:count], count=count)
+
+    def blocks(self) -> Iterator[Rows]:
+        """Yield the rows in order in pieces that lie in memory; a source that makes them as they are read has many."""
+        yield self
 
 
 class Source(Protocol):

@@ -90,6 +90,14 @@ class Decoder:
         """Apply the final norm: [R, H] -> [R, H]."""
         return rms_norm(h, self.weights.norm, self.config.eps)
 
+    def bare_embed(self, tokens: Tensor) -> Tensor:
+        """Tokens [R] -> [R, H], without the model's scale."""
+        return self.weights.embed[tokens]
+
+    def bare_logits(self, x: Tensor) -> Tensor:
+        """Normed states [R, H] -> logits [R, V], without the model's cap."""
+        return self.weights.head(x)
+
     def logits(self, x: Tensor) -> Tensor:
         """Normed states [R, H] -> logits [R, V]."""
         logits, cap = self.weights.head(x), self.config.logit_cap

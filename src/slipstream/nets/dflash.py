@@ -43,7 +43,7 @@ class DFlashNet:
         self.config, self.device = config, tables.device
         self.body, self.shape = _checked(config, tensors, tables)
         self.vocab_map = tensors.get("vocab_map")  # [Vd] target ids, None: ids are the target's
-        cast = Cast(tensors, tables.dtype, tables.device)
+        cast = Cast.of(tensors, tables)
         scratch = max(max_nodes, self.shape.size)
         self.layers = DraftLayers(self.body, cast, max_rows=max_rows, max_len=max_len, scratch=scratch)
         self.tables = DraftTables(config, cast, tables)

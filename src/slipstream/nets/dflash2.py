@@ -66,14 +66,16 @@ class DFlash2Net(DFlashNet):
         bare = replace(tables, embed=tables.bare_embed or tables.embed, head=tables.bare_head or tables.head)
         super().__init__(config, tensors, bare, max_rows=max_rows, max_len=max_len, max_nodes=max_nodes)
         self.paths = _checked(config, self.body.hidden)
-        cast = Cast(tensors, tables.dtype, tables.device)
+        cast = Cast.of(tensors, tables)
         places: tuple[Sublayer, ...] = ("attention", "mlp")
         self.convolutions = {
             (place, i): Convolutions(cast, f"layers.{i}.{place}_conv", self.paths)
             for i in range(self.body.layers)
             for place in places
         }
-        self._before, self._after = (_padded(cast(f"paths.{n}.weight"), tables.vocab) for n in ("before", "after"))
+        self._before, self._after = (
+            _padded(cast.table(f"paths.{n}.weight"), tables.vocab) for n in ("before", "after")
+        )
         self._mix = cast.map("paths.mix")
 
     def around(self, which: Sublayer, index: int, x: Tensor, size: int, run: Callable[[Tensor], Tensor]) -> Tensor:
@@ -102,7 +104,7 @@ class DFlash2Net(DFlashNet):
     def scores(self, mixed: Tensor, previous: Tensor, tokens: Tensor, logits: Tensor) -> Tensor:
         """Score tokens [R, K] with these logits [R, K] as followers of the tokens previous [R] -> [R, K]."""
         context = self._before[previous] * mixed  # [R, r]
-        edges = (self._after[tokens] @ context[:, :, None])[:, :, 0]
+        edges = (self._after[tokens].to(context.dtype) @ context[:, :, None])[:, :, 0]
         return logits + edges.to(logits.dtype)
 
     @property

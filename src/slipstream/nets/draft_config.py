@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from slipstream.nets.families import Rope
+from slipstream.nets.layers import MapMaker
 
 Algorithm = Literal["eagle", "eagle3", "peagle", "dflash", "dflash2", "dspark", "medusa"]
 
@@ -197,7 +198,8 @@ class Tables:
 
     `embed` maps ids [R] -> [R, Ht] as fed to the target's first layer (any scale applied), for ids below `rows`.
     `head` maps normed states [R, Ht] -> logits [R, V], V = `vocab` real ids, any cap applied. `bare_embed` and
-    `bare_head` are the same without scale and cap; None where there are none.
+    `bare_head` are the same without scale and cap; None where there are none. Networks that share them compute in
+    `dtype`; `maps` makes their linear maps from weights as the file has them, None: torch's, converted to `dtype`.
     """
 
     embed: Callable[[Tensor], Tensor]
@@ -209,3 +211,4 @@ class Tables:
     device: torch.device
     bare_embed: Callable[[Tensor], Tensor] | None = None
     bare_head: Callable[[Tensor], Tensor] | None = None
+    maps: MapMaker | None = None

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from slipstream.nets.attention import Sight, attend
-from slipstream.nets.draft_config import Body
+from slipstream.nets.draft_config import Body, Tables
 from slipstream.nets.kv_cache import CacheShape, KVCache
-from slipstream.nets.layers import Map, RopeTable, gated, linear, rms_norm, rotate
+from slipstream.nets.layers import Map, MapMaker, RopeTable, gated, linear, rms_norm, rotate
 from slipstream.types import RequestError
 
 _FOLD_LIMIT = 32
@@ -78,10 +78,21 @@ class DraftLayer:
 
 
 class Cast:
-    """Tensors by canonical name, converted to one dtype on one device when taken."""
+    """Tensors by canonical name, converted to one dtype on one device when taken; `maps` makes the linear maps."""
 
-    def __init__(self, tensors: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device) -> None:
-        self.tensors, self.dtype, self.device = tensors, dtype, device
+    def __init__(
+        self,
+        tensors: Mapping[str, Tensor],
+        dtype: torch.dtype,
+        device: torch.device,
+        maps: MapMaker | None = None,
+    ) -> None:
+        self.tensors, self.dtype, self.device, self.maps = tensors, dtype, device, maps
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor], tables: Tables) -> Cast:
+        """Return the tensors of a drafter as a network that shares these tables takes them."""
+        return cls(tensors, tables.dtype, tables.device, tables.maps)
 
     def __call__(self, name: str) -> Tensor:
         """Return a tensor that must be there."""
@@ -93,10 +104,20 @@ class Cast:
 
     def map(self, *names: str, last: bool = False) -> Map:
         """Return the maps of these names (without ".weight") fused into one: outputs side by side."""
-        weight = torch.cat([self(f"{name}.weight") for name in names])
-        biased = f"{names[0]}.bias" in self.tensors
-        bias = torch.cat([self(f"{name}.bias") for name in names]) if biased else None
-        return linear(weight, bias, last=last)
+        bias = self._joined([f"{name}.bias" for name in names]) if f"{names[0]}.bias" in self.tensors else None
+        weights = [f"{name}.weight" for name in names]
+        if self.maps is None:
+            return linear(self._joined(weights), bias, last=last)
+        stored = [self.tensors[weight] for weight in weights]
+        return self.maps(stored[0] if len(stored) == 1 else torch.cat(stored), bias, last=last)
+
+    def table(self, name: str) -> Tensor:
+        """Return a table of which rows are taken and then converted: as the file has it where that is narrower."""
+        stored = self.tensors[name].to(self.device)
+        return stored if stored.dtype.itemsize < self.dtype.itemsize else stored.to(self.dtype)
+
+    def _joined(self, names: list[str]) -> Tensor:
+        return torch.cat([self(name) for name in names])
 
     def layer(self, index: int) -> DraftLayer:
         """Return one layer."""

@@ -23,8 +23,8 @@ class DraftTables:
     """`embed` maps ids [R] -> [R, H]; `head` maps normed states [R, H] -> logits [R, Vd], Vd the drafter's ids."""
 
     def __init__(self, config: DraftConfig, cast: Cast, tables: Tables) -> None:
-        self._table = cast("embed.weight") if config.vocab.own_embed else None
-        self._embed = tables.embed
+        self._table = cast.table("embed.weight") if config.vocab.own_embed else None
+        self._embed, self._dtype = tables.embed, cast.dtype
         self.rows = tables.rows if self._table is None else self._table.shape[0]
         self._own: Map | None = cast.map("head", last=True) if config.vocab.own_head else None
         self._head: RowMap = self._own or tables.head
@@ -36,7 +36,7 @@ class DraftTables:
     def embed(self, tokens: Tensor) -> Tensor:
         """Ids [R] -> [R, H]."""
         known = torch.where(tokens < self.rows, tokens, 0)
-        return self._embed(known) if self._table is None else F.embedding(known, self._table)
+        return (self._embed(known) if self._table is None else F.embedding(known, self._table)).to(self._dtype)
 
     def head(self, states: Tensor) -> Tensor:
         """Normed states [R, H] -> logits [R, Vd]."""

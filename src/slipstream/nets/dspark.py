@@ -43,7 +43,7 @@ class SlotHeads:
         self.markov = markov
         self.w1 = self.w2 = self.mix = self.sure = None
         if markov.kind != "none":
-            self.w1, self.w2 = _table(cast("markov.w1.weight"), ids), cast.map("markov.w2", last=True)
+            self.w1, self.w2 = _table(cast.table("markov.w1.weight"), ids), cast.map("markov.w2", last=True)
         if markov.kind in ("gated", "rnn"):
             self.mix = cast.map("markov.gate" if markov.kind == "gated" else "markov.joint")
         if markov.confidence != "none":
@@ -54,7 +54,7 @@ class SlotHeads:
 
         `state` [R, r] is the one the slot before left; None before the first.
         """
-        e = None if self.w1 is None else self.w1[previous.to(self.w1.device)]  # [R, r]
+        e = None if self.w1 is None else self.w1[previous.to(self.w1.device)].to(hidden.dtype)  # [R, r]
         confidence = None
         if self.sure is not None:
             known = hidden if self.markov.confidence == "hidden" or e is None else torch.cat([hidden, e], dim=-1)
@@ -67,7 +67,7 @@ class SlotHeads:
     def before(self, hidden: Tensor, anchors: Tensor) -> Tensor:
         """Return the rnn state [R, r] that the anchor's slot leaves where it drafts nothing: it was trained through."""
         assert self.w1 is not None
-        state = self._mixed(hidden, self.w1[anchors.to(self.w1.device)], None)[1]
+        state = self._mixed(hidden, self.w1[anchors.to(self.w1.device)].to(hidden.dtype), None)[1]
         assert state is not None
         return state
 
@@ -109,7 +109,7 @@ class DSparkNet(DFlashNet):
     ) -> None:
         super().__init__(config, tensors, tables, max_rows=max_rows, max_len=max_len, max_nodes=max_nodes)
         ids = max(tables.vocab, config.vocab.target)
-        self.heads = SlotHeads(config.markov, Cast(tensors, tables.dtype, tables.device), ids=ids)
+        self.heads = SlotHeads(config.markov, Cast.of(tensors, tables), ids=ids)
         self.first = 0 if self.shape.anchor_predicts else 1
         self.runs_in = self.first == 1 and config.markov.kind == "rnn"
         self.fingerprint = fingerprint(tensors)

@@ -33,7 +33,7 @@ class EagleNet:
     ) -> None:
         if config.body is None:
             raise RequestError(f"a drafter of kind {config.algorithm} needs transformer layers; the file names none")
-        cast = Cast(tensors, tables.dtype, tables.device)
+        cast = Cast.of(tensors, tables)
         self.config, self.body, self.max_len, self.max_nodes = config, config.body, max_len, max_nodes
         self.vocab_map, self.device = tensors.get("vocab_map"), tables.device
         self.tables = DraftTables(config, cast, tables)

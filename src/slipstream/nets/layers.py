@@ -28,11 +28,11 @@ class Map(Protocol):
         """Bytes of memory held."""
 
 
-class Make(Protocol):
-    """What makes a map of a weight; `linear` is one."""
+class MapMaker(Protocol):
+    """Makes a `Map` of weight [out, in] and bias [out]; `last` says that its outputs are logits."""
 
     def __call__(self, weight: Tensor, bias: Tensor | None = None, *, last: bool = False) -> Map:
-        """Make the map; `last` says that its outputs are the logits."""
+        """Return the map."""
 
 
 class Linear:

@@ -38,7 +38,7 @@ class MedusaNet:
             raise RequestError(f"a drafter of kind {config.algorithm!r} has no Medusa heads; its config needs `heads`")
         self.config, self.tables, self.device = config, tables, tables.device
         self.count = config.heads.count
-        cast = Cast(tensors, tables.dtype, tables.device)
+        cast = Cast.of(tensors, tables)
         names = [f"heads.{i}" for i in range(self.count)]
         self._blocks = [[cast.map(f"{at}.blocks.{j}") for j in range(config.heads.blocks)] for at in names]
         self._heads: list[Map] = [cast.map(f"{at}.head", last=True) for at in names] if config.heads.own else []

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from slipstream.nets.layers import Make, Map
+from slipstream.nets.layers import Map, MapMaker
 from slipstream.types import RequestError
 
 Product: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -49,7 +49,7 @@ class QuantisedLinear:
         return self.codes.nbytes + self.factors.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
 
-def quantised(quantize: str) -> Make:
+def quantised(quantize: str) -> MapMaker:
     """Return what makes the maps of a format, to stand in for `layers.linear`."""
     layer, output = BITS[quantize]
 

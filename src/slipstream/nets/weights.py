@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from slipstream.nets.families import DecoderConfig
-from slipstream.nets.layers import Linear, Make, Map, linear
+from slipstream.nets.layers import Linear, Map, MapMaker, linear
 from slipstream.types import RequestError, WorkError
 
 _SINGLE = "model.safetensors"
@@ -152,7 +152,7 @@ class _Loader:
     """Builds the weights of one decoder from a checkpoint, in one dtype on one device; `make` makes its maps."""
 
     def __init__(
-        self, files: Checkpoint, config: DecoderConfig, dtype: torch.dtype, device: torch.device, make: Make
+        self, files: Checkpoint, config: DecoderConfig, dtype: torch.dtype, device: torch.device, make: MapMaker
     ) -> None:
         self.files, self.config, self.dtype, self.device, self.make = files, config, dtype, device, make
         self.norm_dtype = dtype
@@ -206,7 +206,7 @@ def load_weights(
     vocab: int,
     dtype: torch.dtype,
     device: torch.device,
-    make: Make = linear,
+    make: MapMaker = linear,
 ) -> Weights:
     """Load and fuse every weight of a decoder; `vocab` cuts the head to the real token ids, `make` makes the maps."""
     files = Checkpoint(folder)

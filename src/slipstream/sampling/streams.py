@@ -63,7 +63,7 @@ class RequestRngs:
         self._ids = [(row.seed & _WORD, row.sample) for row in rows]
         self._rounds = [row.rounds for row in rows]
         self._ends = [len(row.tokens) for row in rows]
-        self._calls = {stream: [0] * len(rows) for stream in Stream}
+        self._calls: dict[tuple[Stream, int], int] = {}  # draws so far
         self._ahead: dict[Stream, _Ahead] = {}
         self._noise: dict[tuple[int, int, int], Array] = {}
 
@@ -145,8 +145,8 @@ class RequestRngs:
         return list(range(b)) if active is None else [i for i, on in enumerate(on_host(active).tolist()) if on]
 
     def _uniform(self, stream: Stream, b: int, n: int) -> Array:
-        call = self._calls[stream][b]
-        self._calls[stream][b] += 1
+        call = self._calls.get((stream, b), 0)
+        self._calls[stream, b] = call + 1
         return self._at(stream, b, call, n)
 
     def _at(self, stream: Stream, b: int, call: int, n: int) -> Array:
@@ -162,11 +162,12 @@ class RequestRngs:
 
     def _count_here(self, stream: Stream) -> None:
         if stream in self._ahead:
-            self._calls[stream] = self._ahead.pop(stream).settled()
+            self._calls.update({(stream, b): n for b, n in enumerate(self._ahead.pop(stream).settled())})
 
     def _take(self, stream: Stream, active: Tensor | None, device: torch.device) -> Tensor:
         if stream not in self._ahead:
-            self._ahead[stream] = _Ahead(lambda b, call: self._at(stream, b, call, 1), self._calls[stream], device)
+            calls = [self._calls.get((stream, b), 0) for b in range(len(self._ids))]
+            self._ahead[stream] = _Ahead(lambda b, call: self._at(stream, b, call, 1), calls, device)
         return self._ahead[stream].take(active)
 
     def _exponential(self, b: int, position: int, vocab: int) -> Array:

@@ -5,6 +5,7 @@ The greedy walk (every row of p a point mass, shared by all rules) and the coupl
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -65,8 +66,32 @@ def levels(draft: Draft) -> int:
 
 
 def _walk_chain(draft: Draft, points: Tensor) -> Verdict:
+    if points.device.type == "cpu":
+        return _walk_on_host(draft, points)
     node = torch.arange(1, max(2, draft.nodes), device=points.device)
     hits = (draft.tokens[:, 1:] == points[:, :-1]) & (node[: draft.nodes - 1] < draft.length[:, None])
     accepted = hits.cumprod(1).sum(1)
     path = torch.where(node <= accepted[:, None], node, -1)
     return Verdict(path, accepted, points.gather(1, accepted[:, None])[:, 0])
+
+
+def _walk_on_host(draft: Draft, points: Tensor) -> Verdict:
+    """Walk chains that lie in the host's memory in plain Python: a handful of tensor operations takes far longer."""
+    B, N = points.shape
+    if N == 1:
+        return Verdict(*_nothing(B), points[:, 0])
+    paths, accepted, out = [], [], []
+    for ids, wanted, length in zip(draft.tokens.tolist(), points.tolist(), draft.length.tolist(), strict=True):
+        kept = 0
+        while kept < length - 1 and ids[kept + 1] == wanted[kept]:
+            kept += 1
+        paths.append([*range(1, kept + 1), *[-1] * (N - 1 - kept)])
+        accepted.append(kept)
+        out.append(wanted[kept])
+    return Verdict(torch.tensor(paths), torch.tensor(accepted), torch.tensor(out))
+
+
+@functools.lru_cache(maxsize=64)
+def _nothing(rows: int) -> tuple[Tensor, Tensor]:
+    """Path and count of rows that drafted nothing: read, never written."""
+    return torch.full((rows, 1), -1), torch.zeros(rows, dtype=torch.int64)
