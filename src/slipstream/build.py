@@ -24,6 +24,7 @@ __all__ += ["cpu_flags", "memory_guard", "parse_drafter", "read_model_config", "
 if TYPE_CHECKING:
     import torch
 
+    from slipstream.control.arms import Arm
     from slipstream.decoders import Way
     from slipstream.engine import Engine
     from slipstream.text import Detokenizer
@@ -195,18 +196,24 @@ def make_engine(opened: Opened, guess: Guess, config: EngineConfig) -> Engine:
     return Engine(opened.target, guess.drafter, rule, controller, options, detokenizer=detokenizer)
 
 
+def arm_of(part: Part) -> Arm:
+    """Return a drafter as the controller sees it."""
+    from slipstream.control.arms import Arm
+
+    drafter = part.drafter
+    look, steer = getattr(drafter, "look", None), getattr(drafter, "steer", None)
+    return Arm(drafter.name, part.most, part.cost, look, drafter.needs.tree, steer)
+
+
 def _controller(opened: Opened, guess: Guess, rule: VerifyRule, config: EngineConfig) -> Controller:
     """Return what decides how much is drafted: by cost, unless a number was asked for and there is nobody to choose."""
     from slipstream.control.adaptive import AdaptiveBudget, AdaptiveOptions
-    from slipstream.control.arms import Arm
     from slipstream.control.budget import FixedBudget
 
     if not guess.parts or (guess.fixed is not None and len(guess.parts) == 1):
         return FixedBudget(guess.draft_tokens)
     profile = profile_for(opened, guess.parts, rule, config.max_rows, guess.notes)
-    arms = [
-        Arm(p.drafter.name, p.most, p.cost, getattr(p.drafter, "look", None), p.drafter.needs.tree) for p in guess.parts
-    ]
+    arms = [arm_of(part) for part in guess.parts]
     controller = AdaptiveBudget(arms, profile, AdaptiveOptions(fixed=guess.fixed, shared_noise=rule.shared_noise))
     if hasattr(guess.drafter, "route"):
         guess.drafter.route = controller.route

@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 
     from slipstream.nets.decoder import CachedDecoder
 
+_EIGHT = "activations in 8 bits"
 _NAMES = {
     "none": "bfloat16 weights",
     "int8": "8-bit weights",
-    "int4": "4-bit weights, 8-bit activations",
+    "int4": f"4-bit weights, {_EIGHT}",
     "w8a8": "8-bit weights and activations",
 }
 
@@ -34,12 +35,17 @@ class Way:
     note: str = ""
 
 
-def choose_way(quantize: str, dtype: torch.dtype, device: str) -> Way:
-    """Decide how to run a model; `quantize` is one of `config.QUANTIZE`."""
+def choose_way(quantize: str, dtype: torch.dtype, device: str, *, codes: bool = False) -> Way:
+    """Decide how to run a model; `quantize` is one of `config.QUANTIZE`.
+
+    `codes`: its weights are published in four bits, and no number format was asked for.
+    """
     import torch
 
     from slipstream import kernels
 
+    if quantize == "auto" and codes and device == "cpu" and kernels.available():
+        return Way(True, "int4", f"target: CPU kernels ({kernels.level()}), 4-bit weights as published, {_EIGHT}")
     asked = quantize not in ("auto", "none")
     if device != "cpu":
         return _on_accelerator(quantize, dtype, device) if asked else Way(False)

@@ -58,7 +58,7 @@ def _make_draft_model(opened: Opened, wanted: Wanted) -> Drafter:
     from slipstream.text import check_vocabularies, load_tokenizer
 
     way = draft_way(wanted.options.get("quantize", ""), opened.dtype, opened.device)
-    folder, weights = models.locate(wanted.path, codes=way.kernels)
+    folder, weights = models.locate(wanted.path, packed=way.quantize if way.kernels else None)
     warnings = check_vocabularies(opened.tokenizer, load_tokenizer(folder), opened.name, wanted.path)
     wanted.notes.extend([*warnings, *([way.note] if way.note else [])])
     caps = opened.target.caps

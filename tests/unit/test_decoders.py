@@ -33,6 +33,10 @@ def test_kernels_run_bfloat16_and_every_format_and_torch_the_rest() -> None:
         assert way.quantize == ("none" if quantize == "auto" else quantize)
         assert kernels.level() in way.note
     assert decoders.choose_way("auto", torch.float32, "cpu") == decoders.Way(False)
+    for dtype in (torch.bfloat16, torch.float32):  # a processor without bfloat16 still runs the published codes
+        assert decoders.choose_way("auto", dtype, "cpu", codes=True).quantize == "int4"
+    assert decoders.choose_way("none", torch.bfloat16, "cpu", codes=True).quantize == "none"
+    assert decoders.choose_way("auto", torch.bfloat16, "cuda", codes=True) == decoders.Way(False)
     assert decoders.choose_way("int4", torch.float32, "cpu").kernels
     assert decoders.choose_way("auto", torch.bfloat16, "cuda") == decoders.Way(False)
     with pytest.raises(RequestError, match="int4 is not available on cuda"):
@@ -113,6 +117,27 @@ def test_a_gguf_runs_without_being_dequantised_to_disk(
     ours, theirs = opened.target.decoder.nodes([0], ids)[0], whole.target.decoder.nodes([0], ids)[0]
     most = 0.15 if quantize == "int4" else 0.03  # int4 rounds what the file holds in float32
     assert 0 < (ours - theirs).norm() < most * theirs.norm()
+
+
+@needs_kernels
+def test_auto_runs_published_codes_unless_a_number_format_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLIPSTREAM_HOME", str(tmp_path / "home"))
+    file = tmp_path / "m.gguf"
+    write_tiny(file, types=dict.fromkeys(("token_embd", "attn", "ffn_up"), "Q4_0"))
+    auto = build.open_target(TargetConfig(model=str(file)), rows=1)
+    assert auto.quantize == "int4"
+    assert len(auto.notes) == 1
+    assert "4-bit weights as published" in auto.notes[0]
+    assert "perplexity not measured" in auto.notes[0]
+    asked = build.open_target(TargetConfig(model=str(file), quantize="int4"), rows=1)
+    ids = torch.tensor([[3, 4, 5, 6]])
+    assert torch.equal(auto.target.decoder.nodes([0], ids)[0], asked.target.decoder.nodes([0], ids)[0])
+    assert build.open_target(TargetConfig(model=str(file), dtype="bfloat16"), rows=1).quantize == "none"
+    assert build.open_target(TargetConfig(model=str(file), dtype="float32"), rows=1).notes == []
+    plain = build.open_target(TargetConfig(model=str(make_model(tmp_path / "folder"))), rows=1)
+    assert plain.quantize == "none"  # no codes
 
 
 @needs_kernels

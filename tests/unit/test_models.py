@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -45,7 +47,7 @@ def registry(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Reg
     """A catalogue of one model, `toy`, in eleven parts, so that text order and numeric order differ."""
     place = tmp_path / "wheels"
     place.mkdir()
-    kit.write_tiny(tmp_path / "toy.gguf")
+    kit.write_tiny(tmp_path / "toy.gguf", types=dict.fromkeys(("token_embd", "attn", "ffn_up"), "Q4_0"))
     data = (tmp_path / "toy.gguf").read_bytes()
     step = len(data) // 10
     wheels = []
@@ -64,6 +66,10 @@ def registry(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Reg
     return registry
 
 
+def toy() -> catalogue.Entry:
+    return catalogue.CATALOGUE["toy"]
+
+
 def leftovers(home: Path) -> list[str]:
     return sorted(p.name for p in (home / "models").iterdir() if not p.name.endswith(".lock"))
 
@@ -72,13 +78,64 @@ def test_pull_gives_a_folder_once(registry: Registry, home: Path, capfd: pytest.
     folder = models.pull("toy")
     assert folder == home / "models" / "toy" == models.resolve("toy") == models.path("toy")
     files = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
-    assert {p.name for p in folder.iterdir()} == files
+    assert {p.name for p in folder.iterdir()} == files | {"model.gguf"}
+    assert hashlib.sha256((folder / "model.gguf").read_bytes()).hexdigest() == toy().gguf_sha256
+    assert models.listing()[-1].codes
     assert len(registry.calls) == 11
     out, err = capfd.readouterr()
     assert out == ""  # bars and notes go to stderr
     assert "download toy" in err
     assert "deleted its downloads" in err
     assert not (home / "downloads" / "toy").exists()
+
+
+def test_a_folder_pulled_without_codes_is_used_and_completed_only_when_asked(registry: Registry, home: Path) -> None:
+    folder = models.pull("toy", progress=False)
+    (folder / "model.gguf").unlink()
+    weights = (folder / "model.safetensors").stat()
+    registry.calls.clear()
+    assert models.resolve("toy") == folder
+    assert models.locate("toy", packed="int4") == (folder, folder)
+    assert (registry.calls, models.has_codes("toy"), models.listing()[-1].codes) == ([], False, False)
+    assert models.pull("toy", progress=False) == folder
+    assert len(registry.calls) == 11
+    assert models.has_codes("toy")
+    assert models.has_codes(folder)
+    assert models.locate("toy", packed="int4") == (folder, folder / "model.gguf")
+    assert models.locate("toy", packed="int8") == models.locate("toy", packed=None) == (folder, folder)
+    assert (folder / "model.safetensors").stat() == weights  # not converted again
+    assert not (home / "downloads" / "toy").exists()
+    assert {p.name for p in folder.iterdir() if "partial" in p.name} == set()
+
+
+def test_codes_are_known_before_and_without_a_pull(registry: Registry, tmp_path: Path) -> None:
+    assert models.has_codes("toy")
+    four, eight = (dict.fromkeys(("token_embd", "attn", "ffn_up"), kind) for kind in ("Q4_0", "Q8_0"))
+    kit.write_tiny(tmp_path / "four.gguf", types=four)
+    kit.write_tiny(tmp_path / "eight.gguf", types=eight)
+    assert models.has_codes(tmp_path / "four.gguf")
+    assert not models.has_codes(tmp_path / "eight.gguf")
+    assert not models.has_codes(tmp_path)
+    assert not models.has_codes("owner/name")
+    assert registry.calls == []
+
+
+def test_what_the_codes_cost_is_said_for_the_catalogue_and_else_how_to_measure_it(
+    registry: Registry, tmp_path: Path
+) -> None:
+    said = models.perplexity_words(models.DEFAULT)
+    assert re.fullmatch(r"perplexity \d+\.\d\d beside \d+\.\d\d in bfloat16", said)
+    assert "measure.perplexity --model toy measures it" in models.perplexity_words("toy")
+    folder = models.pull("toy", progress=False)
+    table = {"toy": {"none": 4.0, "int4": 5.0}}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json, "loads", lambda text: table)
+        assert models.perplexity_words(folder) == "perplexity 5.00 beside 4.00 in bfloat16"
+        shutil.copy(folder / "model.gguf", tmp_path / "copy.gguf")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(models, "_content_key", lambda file: toy().gguf_sha256)
+        patch.setattr(json, "loads", lambda text: table)
+        assert models.perplexity_words(tmp_path / "copy.gguf") == "perplexity 5.00 beside 4.00 in bfloat16"
 
 
 def test_a_killed_pull_leaves_nothing_half_usable_and_resumes(

@@ -129,7 +129,8 @@ class _Builder:
         return made
 
     def _kind(self, part: Rows, head: bool) -> Any:
-        return self.kinds[1 if head or part.fine else 0]
+        coded = part.format.startswith("q4")  # codes stay as they are, in the output layer too
+        return self.kinds[1 if not coded and (head or part.fine) else 0]
 
     def _matrix(self, kind: Any, form: str, parts: list[Rows], bias: Tensor | None) -> Any:
         source = getattr(self.native.Source, form)

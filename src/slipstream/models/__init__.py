@@ -1,6 +1,7 @@
 """Models by name: a catalogue model, a local folder, a local .gguf file or a hub id becomes a folder on disk.
 
-The folder is an ordinary Hugging Face one: safetensors, config.json, tokenizer. Nothing here loads a model, and
+The folder is an ordinary Hugging Face one: safetensors, config.json, tokenizer; a pulled one also keeps the .gguf file
+that it was made of. Nothing here loads a model, and
 nothing here imports torch or transformers to find one that is already on disk.
 """
 
@@ -11,20 +12,37 @@ import json
 import os
 import re
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 
-from slipstream.models.catalogue import CATALOGUE, DEFAULT, find
-from slipstream.models.store import build_folder, home, is_complete, models_dir, readable_errors
+from slipstream.models.catalogue import CATALOGUE, DEFAULT, Entry, find
+from slipstream.models.store import KEPT, build_folder, home, is_complete, locked, models_dir, readable_errors
 from slipstream.types import RequestError
 
-__all__ = ["CATALOGUE", "DEFAULT", "ModelInfo", "home", "listing", "path", "pull", "resolve"]
+__all__ = [
+    "CATALOGUE",
+    "DEFAULT",
+    "KEPT",
+    "ModelInfo",
+    "has_codes",
+    "home",
+    "listing",
+    "locate",
+    "path",
+    "perplexity_words",
+    "pull",
+    "resolve",
+]
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """A catalogue model as `models list` shows it. Sizes in bytes; `folder` is None until it has been pulled."""
+    """A catalogue model as `models list` shows it. Sizes in bytes; `folder` is None until it has been pulled.
+
+    `codes`: its .gguf file is there, whose 4-bit codes the kernels run as they are.
+    """
 
     name: str
     use: str
@@ -32,6 +50,7 @@ class ModelInfo:
     download: int
     disk: int
     folder: Path | None
+    codes: bool = False
 
 
 def resolve(name_or_path: str | os.PathLike[str], progress: bool = True) -> Path:
@@ -40,8 +59,8 @@ def resolve(name_or_path: str | os.PathLike[str], progress: bool = True) -> Path
     A catalogue name wins over a folder of the same name in the working directory (write ./NAME for that).
     """
     text = os.fspath(name_or_path)
-    if text in CATALOGUE:
-        return pull(text, progress)
+    if text in CATALOGUE:  # a folder pulled before .gguf files were kept does without
+        return path(text) if is_complete(path(text)) else pull(text, progress)
     local = Path(text).expanduser()
     if local.is_dir():
         return _checked_folder(local)
@@ -57,27 +76,69 @@ def resolve(name_or_path: str | os.PathLike[str], progress: bool = True) -> Path
     raise AssertionError(text)
 
 
-def locate(name_or_path: str | os.PathLike[str], *, codes: bool, progress: bool = True) -> tuple[Path, Path]:
-    """Return a model's folder and where its weights are: the same folder, or its .gguf file if `codes` can be run.
+def locate(name_or_path: str | os.PathLike[str], *, packed: str | None, progress: bool = True) -> tuple[Path, Path]:
+    """Return a model's folder and where its weights are: the same folder, or its .gguf file.
 
-    A .gguf whose codes are run is not dequantised to disk: its folder holds config and tokenizer only.
+    `packed` is the weight format that the kernels pack, None for torch. They read a .gguf as it is: it is not
+    dequantised to disk, and its folder holds config and tokenizer only. For int4 they read the .gguf kept in a folder.
     """
     file = Path(os.fspath(name_or_path)).expanduser()
-    if not codes or file.suffix.lower() != ".gguf" or file.is_dir():
-        folder = resolve(name_or_path, progress)
-        return folder, folder
-    return _converted(file, progress, weights=False), file
+    if packed is not None and file.suffix.lower() == ".gguf" and not file.is_dir():
+        return _converted(file, progress, weights=False), file
+    folder = resolve(name_or_path, progress)
+    kept = folder / KEPT
+    return folder, kept if packed == "int4" and kept.is_file() else folder
+
+
+def has_codes(name_or_path: str | os.PathLike[str]) -> bool:
+    """Tell whether a model's weights are here, or will be once pulled, as 4-bit codes that the kernels keep."""
+    text = os.fspath(name_or_path)
+    place = path(text) if text in CATALOGUE else Path(text).expanduser()
+    if text in CATALOGUE and not is_complete(place):
+        return True
+    file = place / KEPT if place.is_dir() else place
+    if file.suffix.lower() != ".gguf" or not file.is_file():
+        return False
+    if text in CATALOGUE:
+        return True
+    from slipstream.checkpoints.gguf_file import open_gguf
+
+    return open_gguf(file).four_bits
+
+
+def perplexity_words(name_or_path: str | os.PathLike[str]) -> str:
+    """Say what running a model's 4-bit codes costs in perplexity, as measured when this package was made."""
+    entry = _entry(os.fspath(name_or_path))
+    table = json.loads(resources.files(__name__).joinpath("perplexity.json").read_text(encoding="utf-8"))
+    if entry is None or entry.name not in table:
+        return f"perplexity not measured; python -m slipstream.measure.perplexity --model {name_or_path} measures it"
+    found = table[entry.name]
+    return f"perplexity {found['int4']:.2f} beside {found['none']:.2f} in bfloat16"
+
+
+def _entry(text: str) -> Entry | None:
+    """Return the catalogue entry of a name, of a pulled folder, or of a .gguf file of the same content."""
+    if text in CATALOGUE:
+        return CATALOGUE[text]
+    place = Path(text).expanduser()
+    if place.is_dir():
+        return next((e for e in CATALOGUE.values() if path(e.name).resolve() == place.resolve()), None)
+    return next((e for e in CATALOGUE.values() if e.gguf_sha256 == _content_key(place)), None)
 
 
 def pull(name: str, progress: bool = True) -> Path:
-    """Return the folder of a catalogue model, downloading and converting it unless it is there."""
+    """Return the folder of a catalogue model with its .gguf file; only what is missing is downloaded and converted."""
     entry = find(name)
     folder = path(name)
-    if is_complete(folder):
+    if is_complete(folder) and (folder / KEPT).is_file():
         return folder
-    from slipstream.models.fetch import discard_downloads, fetch
+    from slipstream.models.fetch import discard_downloads, fetch, fetch_codes
 
-    build_folder(folder, lambda work: fetch(entry, work, progress))
+    if is_complete(folder):
+        with locked(folder):
+            fetch_codes(entry, folder, progress)
+    else:
+        build_folder(folder, lambda work: fetch(entry, work, progress))
     discard_downloads(entry)
     return folder
 
@@ -93,7 +154,9 @@ def listing() -> list[ModelInfo]:
     for entry in CATALOGUE.values():
         folder = models_dir() / entry.name
         there = folder if is_complete(folder) else None
-        infos.append(ModelInfo(entry.name, entry.use, entry.license, entry.download, entry.disk, there))
+        codes = there is not None and (there / KEPT).is_file()
+        disk = entry.disk + entry.gguf_size
+        infos.append(ModelInfo(entry.name, entry.use, entry.license, entry.download, disk, there, codes))
     return infos
 
 

