@@ -73,7 +73,8 @@ def _read(table: torch.Tensor, faults: Faults | None) -> list[list[int]]:
     """Read a table [B, W] and the refusals noted on the way, at once."""
     noted = None if faults is None else faults.flags()
     if faults is None or noted is None:
-        return [list(line) for line in table.tolist()]
+        lines: list[list[int]] = table.tolist()
+        return lines
     size, width = table.numel(), table.shape[1]
     flat = torch.cat([table.flatten(), noted]).tolist()
     faults.settle(flat[size:])
