@@ -1,138 +1,46 @@
 """The part of the bench that needs a GPU, in one run of a few minutes: python -m slipstream.measure.bench_gpu.
 
-Passes of models with random weights of real shapes, by rows and nodes, each way of running them in turn; how often a
-round waits for the device; and, with --model, plain decoding and prompt lookup on the shipped prompts. Figures are
-medians. `--quick --device cpu` shows that it runs.
+How often a round waits for the device; passes of models with random weights of real shapes, by rows and nodes, each way
+of running them in turn (`bench_gpu_passes`); and plain decoding against prompt lookup on the shipped prompts. Figures
+are medians; what cannot be measured here is named. `--quick --device cpu` shows that it runs.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import statistics
-import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
+from slipstream.config import DEFAULT_MODEL
 from slipstream.control.budget import FixedBudget
 from slipstream.drafters.lookup import Lookup
 from slipstream.drafters.none import NoDraft
 from slipstream.engine import Engine, EngineOptions
+from slipstream.measure.bench_gpu_passes import (
+    NODES,
+    SHAPES,
+    WAYS,
+    Plan,
+    passes,
+    random_decoder,
+    switched,
+    unavailable,
+)
 from slipstream.measure.entry import guarded
-from slipstream.nets.batch_runner import BATCHED, GRAPHS
-from slipstream.nets.decoder import CachedDecoder, Decoder
-from slipstream.nets.families import DecoderConfig, read_config
-from slipstream.nets.layers import linear
-from slipstream.nets.weights import LayerWeights, Weights
+from slipstream.measure.report import table
 from slipstream.targets.native import NativeTarget
-from slipstream.types import SamplingParams, Sequence
+from slipstream.types import RequestError, SamplingParams, Sequence
 from slipstream.verify import RULES
-
-WAYS = {"recorded": {}, "kernel by kernel": {GRAPHS: "0"}, "row by row": {BATCHED: "0"}}
-SHAPES = {  # hidden, mlp, layers, heads, key heads, vocabulary
-    "tiny": (64, 128, 2, 4, 2, 512),
-    "135M": (576, 1536, 30, 9, 3, 49152),
-    "1.5B": (1536, 8960, 28, 12, 2, 151936),
-    "7B": (3584, 18944, 28, 28, 4, 152064),
-}
-NODES, ROWS, CONTEXTS = (1, 2, 4, 8, 16, 32), (1, 4), (200, 4000)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What to measure and for how long."""
-
-    device: torch.device
-    shapes: list[str]
-    contexts: list[int]
-    repeats: int
-    tokens: int
-
-
-def random_decoder(shape: str, device: torch.device, max_len: int) -> CachedDecoder:
-    """Return a decoder of a real shape with random weights, on the device, in bfloat16."""
-    hidden, mlp, layers, heads, kv_heads, vocab = SHAPES[shape]
-    family = {"model_type": "qwen2", "rope_theta": 1e6, "max_position_embeddings": max_len}
-    sizes = {"hidden_size": hidden, "intermediate_size": mlp, "num_hidden_layers": layers, "vocab_size": vocab}
-    more = {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "tie_word_embeddings": True}
-    config = read_config({**family, **sizes, **more})
-    dtype = torch.bfloat16
-    make = torch.Generator(device).manual_seed(0)
-
-    def drawn(*size: int) -> Tensor:
-        return (torch.randn(size, generator=make, device=device) * size[-1] ** -0.5).to(dtype)
-
-    ones = torch.ones(hidden, device=device, dtype=dtype)
-    made = [_layer(config, drawn, ones) for _ in range(layers)]
-    embed = drawn(vocab, hidden)
-    net = Decoder(config, Weights(embed, made, ones, linear(embed, last=True)), dtype, device)
-    return CachedDecoder(net, vocab=vocab, max_rows=max(ROWS), max_len=max_len, max_nodes=max(NODES))
-
-
-def _layer(c: DecoderConfig, drawn: Callable[..., Tensor], ones: Tensor) -> LayerWeights:
-    wide = c.heads * c.head_dim
-    qkv = linear(drawn(wide + 2 * c.kv_heads * c.head_dim, c.hidden))
-    gate_up, down = linear(drawn(2 * c.mlp, c.hidden)), linear(drawn(c.hidden, c.mlp))
-    return LayerWeights(ones, qkv, linear(drawn(c.hidden, wide)), ones, gate_up, down)
-
-
-@contextmanager
-def way(name: str) -> Iterator[None]:
-    """Make decoders built inside run in one of `WAYS`."""
-    before = {key: os.environ.pop(key, None) for key in (GRAPHS, BATCHED)}
-    os.environ.update(WAYS[name])
-    try:
-        yield
-    finally:
-        for key, value in before.items():
-            os.environ.pop(key, None)
-            os.environ.update({} if value is None else {key: value})
-
-
-def passes(plan: Plan, shape: str) -> list[dict[str, Any]]:
-    """Time passes over chains: milliseconds by way, context, rows and nodes."""
-    found: list[dict[str, Any]] = []
-    for context in plan.contexts:
-        decoder, runners = random_decoder(shape, plan.device, context + 200), {}
-        for name in WAYS:
-            with way(name):
-                runners[name] = CachedDecoder(
-                    decoder.net, vocab=decoder.config.vocab, max_rows=4, max_len=context + 200, max_nodes=32
-                )
-            for slot in range(max(ROWS)):
-                runners[name].extend(slot, [1 + slot] * context)
-        for rows in ROWS:
-            for nodes in NODES:
-                times = _in_turn(plan, runners, rows, nodes)
-                found.append({"shape": shape, "context": context, "rows": rows, "nodes": nodes, **times})
-                print(json.dumps(found[-1]), flush=True)
-    return found
-
-
-def _in_turn(plan: Plan, runners: dict[str, CachedDecoder], rows: int, nodes: int) -> dict[str, float]:
-    tokens = torch.ones(rows, nodes, dtype=torch.int64)
-    times: dict[str, list[float]] = {name: [] for name in runners}
-    for turn in range(plan.repeats + 2):
-        for name, decoder in runners.items():
-            _wait(plan.device)
-            start = time.perf_counter()
-            decoder.nodes(range(rows), tokens)
-            _wait(plan.device)
-            if turn > 1:
-                times[name].append(1000 * (time.perf_counter() - start))
-    return {name: round(statistics.median(found), 3) for name, found in times.items()}
 
 
 def waits(plan: Plan, shape: str) -> list[dict[str, Any]]:
-    """Count how often a round waits for the device, by drafter and sampling."""
+    """Count how often a round waits for the device, by drafter and sampling; a round that records is left out."""
     found: list[dict[str, Any]] = []
     for drafter in (NoDraft(device=plan.device), Lookup(vocab=SHAPES[shape][-1], device=plan.device)):
         for kind, params in (("greedy", {}), ("top-p", {"temperature": 0.8, "top_p": 0.9})):
@@ -142,20 +50,21 @@ def waits(plan: Plan, shape: str) -> list[dict[str, Any]]:
                 wanted = SamplingParams(seed=b, max_tokens=plan.tokens, **params)  # type: ignore[arg-type]
                 engine.add(Sequence(100 * len(found) + b, [5, 6, 7, 8] * 6, 24, wanted))
             engine.step()
-            counts = []
-            while not engine.idle:
-                with _counted(plan.device) as seen:
-                    engine.step()
-                counts.append(len(seen))
-            found.append(
-                {
-                    "waits": f"{drafter.name}, {kind}",
-                    "rounds": len(counts),
-                    "most": max(counts, default=0) if plan.device.type == "cuda" else None,
-                }
-            )
-            print(json.dumps(found[-1]), flush=True)
+            counts = [n for n in _rounds(engine, plan.device) if n is not None]
+            most = max(counts, default=0) if plan.device.type == "cuda" else None
+            found.append({"waits": f"{drafter.name}, {kind}", "rounds": len(counts), "most": most})
     return found
+
+
+def _rounds(engine: Engine, device: torch.device) -> Iterator[int | None]:
+    """Run rounds to the end -> the waits of each, None for one in which passes were recorded."""
+    runner = engine.target.decoder.runner  # type: ignore[attr-defined]
+    recordings = getattr(runner, "recordings", None)
+    while not engine.idle:
+        before = 0 if recordings is None else recordings.recorded
+        with _counted(device) as seen:
+            engine.step()
+        yield len(seen) if recordings is None or recordings.recorded == before else None
 
 
 @contextmanager
@@ -181,53 +90,114 @@ def speeds(plan: Plan, model: str) -> list[dict[str, Any]]:
 
     params = SamplingParams(max_tokens=plan.tokens, ignore_eos=True)
     runners, encode = {}, None
-    for name in WAYS:
-        with way(name):
-            llm = LLM(model, "lookup", device=str(plan.device), max_rows=1)
+    for name in plan.ways:
+        with switched(name):
+            quantize = WAYS[name].quantize
+            llm = LLM(model, "lookup", device=str(plan.device), dtype="bfloat16", quantize=quantize, max_rows=1)
         encode = llm.encode
-        runners[f"lookup, {name}"] = llm_runner(llm, params)
-        runners[f"plain, {name}"] = llm_runner(llm.with_drafter("none"), params)
+        runners[name, "lookup"] = llm_runner(llm, params)
+        runners[name, "plain"] = llm_runner(llm.with_drafter("none"), params)
     found: list[dict[str, Any]] = []
     for kind in ("grounded", "free"):
         ids = [encode(p.messages) for p in load_prompts(kind)]  # type: ignore[misc]
-        warm_up(runners, ids[0])
-        results = in_turn(runners, ids, 2)
-        for name, timed in results.items():
-            all_of = [t for prompt in timed for t in prompt]
-            rate = sum(len(t.tokens) for t in all_of) / sum(t.decode for t in all_of)
-            found.append({"model": model, "prompts": kind, "run": name, "tok/s": round(rate, 1)})
-            print(json.dumps(found[-1]), flush=True)
+        named = {f"{name}: {how}": run for (name, how), run in runners.items()}
+        warm_up(named, ids[0])
+        results = in_turn(named, ids, 2)
+        for name in plan.ways:
+            rate = {}
+            for how in ("plain", "lookup"):
+                all_of = [t for prompt in results[f"{name}: {how}"] for t in prompt]
+                rate[how] = round(sum(len(t.tokens) for t in all_of) / sum(t.decode for t in all_of), 1)
+            found.append({"model": model, "prompts": kind, "way": name, **rate})
     return found
 
 
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
+def show(found: list[dict[str, Any]]) -> str:
+    """Return all figures as tables."""
+    parts = []
+    rounds = [[r["waits"], str(r["rounds"]), _or_dash(r["most"])] for r in found if "waits" in r]
+    if rounds:
+        parts.append("Waits of a round\n" + table(["drafter, sampling", "rounds", "most waits"], rounds))
+    timed = [r for r in found if "ms" in r]
+    for shape, context, rows in dict.fromkeys((r["shape"], r["context"], r["rows"]) for r in timed):
+        these = [r for r in timed if (r["shape"], r["context"], r["rows"]) == (shape, context, rows)]
+        lines = [
+            [r["way"], *(f"{r['ms'][n]:.2f}" for n in NODES), _growth(r["ms"]), _or_dash(r["kernels"])] for r in these
+        ]
+        title = f"{shape}, context {context}, {rows} row(s): ms per pass, by nodes of a row"
+        parts.append(f"{title}\n{table(['way', *map(str, NODES), 'T(16)/T(1)', 'kernels'], lines)}")
+    speed = [
+        [f"{r['prompts']}, {r['way']}", f"{r['plain']:.1f}", f"{r['lookup']:.1f}", f"{r['lookup'] / r['plain']:.2f}"]
+        for r in found
+        if "plain" in r
+    ]
+    if speed:
+        parts.append("Tokens per second\n" + table(["prompts, way", "plain", "lookup", "ratio"], speed))
+    return "\n\n".join(parts)
+
+
+def _growth(ms: dict[int, float]) -> str:
+    return f"{ms[max(NODES)] / ms[1]:.2f}" if ms[1] else "-"
+
+
+def _or_dash(count: int | None) -> str:
+    return "-" if count is None else str(count)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run what was asked for; print a line of JSON for each figure."""
+    """Run what was asked for; print tables, and write all figures as JSON where wanted."""
     parser = argparse.ArgumentParser(prog="bench_gpu", description=__doc__)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--shapes", default="135M,1.5B,7B", help=f"of {', '.join(SHAPES)}")
-    parser.add_argument("--model", help="a model folder or name for tokens per second")
-    parser.add_argument("--quick", action="store_true", help="one tiny shape, one repeat")
+    parser.add_argument("--ways", default=";".join(WAYS), help=f"of {'; '.join(WAYS)}")
+    parser.add_argument("--model", default=DEFAULT_MODEL, help="for tokens per second (%(default)s, if it is here)")
+    parser.add_argument("--quick", action="store_true", help="one tiny shape, one repeat, no model")
     parser.add_argument("--output", type=Path, help="also write all figures there, as JSON")
     args = parser.parse_args(argv)
-    shapes = ["tiny"] if args.quick else args.shapes.split(",")
-    contexts, repeats, tokens = ([40], 1, 12) if args.quick else (list(CONTEXTS), 20, 128)
-    plan = Plan(torch.device(args.device), shapes, contexts, repeats, tokens)
-    return guarded(lambda: _run(plan, args.model, args.output))
+    return guarded(lambda: _run(args))
 
 
-def _run(plan: Plan, model: str | None, output: Path | None) -> int:
-    found = waits(plan, plan.shapes[0])
-    for shape in plan.shapes:
-        found += passes(plan, shape)
-    found += [] if model is None else speeds(plan, model)
-    if output is not None:
-        output.write_text(json.dumps(found, indent=1) + "\n")
+def _run(args: argparse.Namespace) -> int:
+    device = torch.device(args.device)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        print("skipped: bench-gpu needs a CUDA device, and torch sees none")
+        return 0
+    ways = _chosen("ways", args.ways.split(";"), WAYS)
+    for name, why in unavailable(device, ways).items():
+        print(f"skipped: {name}: {why}")
+        ways.remove(name)
+    shapes = ["tiny"] if args.quick else _chosen("shapes", args.shapes.split(","), SHAPES)
+    contexts, repeats, tokens = ([40], 1, 12) if args.quick else ([200, 4000], 20, 128)
+    plan = Plan(device, shapes, ways, contexts, repeats, tokens)
+    found = waits(plan, shapes[0])
+    for shape in shapes:
+        torch._dynamo.reset()
+        for record in passes(plan, shape):
+            print(json.dumps(record), flush=True)  # what is measured stays, whatever happens next
+            found.append(record)
+    found += [] if args.quick else _speeds(plan, args.model)
+    print(show(found))
+    if args.output is not None:
+        args.output.write_text(json.dumps(found, indent=1) + "\n")
     return 0
+
+
+def _speeds(plan: Plan, model: str) -> list[dict[str, Any]]:
+    from slipstream import models
+
+    folder = models.path(model) if model in models.CATALOGUE else Path(model)
+    if not folder.exists():
+        print(f"skipped: plain and lookup: {model} is not here; slipstream models pull {model}, or --model FOLDER")
+        return []
+    return speeds(plan, model)
+
+
+def _chosen(what: str, asked: list[str], known: dict[str, Any]) -> list[str]:
+    names = [name.strip() for name in asked]
+    for name in names:
+        if name not in known:
+            raise RequestError(f"{what} {name!r} is not one of {', '.join(known)}")
+    return names
 
 
 if __name__ == "__main__":
