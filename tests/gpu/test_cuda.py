@@ -19,7 +19,9 @@ from slipstream.drafters.none import NoDraft
 from slipstream.engine import Engine, EngineOptions
 from slipstream.engine.commit import Round, to_host
 from slipstream.nets.batch_runner import BATCHED, GRAPHS, BatchRunner
+from slipstream.nets.compiling import COMPILE
 from slipstream.nets.decoder import load_decoder
+from slipstream.nets.quantised import QuantisedLinear, lacking
 from slipstream.sampling import RequestRngs, laws
 from slipstream.targets.native import NativeTarget
 from slipstream.types import Draft, SamplingParams, Scores, Sequence
@@ -169,13 +171,13 @@ def test_half_precision_runs_and_stays_close(folder: Path, dtype: torch.dtype) -
 TREE = [-1, 0, 0, 1, 1, 2, 5]
 
 
-@pytest.mark.parametrize("switch", [None, GRAPHS, BATCHED])
+@pytest.mark.parametrize("switch", [None, GRAPHS, BATCHED, COMPILE])
 def test_every_way_of_running_a_pass_gives_the_same(
     folder: Path, switch: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = decoder(folder, "cpu")
     if switch is not None:
-        monkeypatch.setenv(switch, "0")
+        monkeypatch.setenv(switch, "1" if switch == COMPILE else "0")
     d = decoder(folder)
     if DEVICE != "cpu":
         assert (d.runner is None) == (switch == BATCHED)
@@ -199,6 +201,36 @@ def test_every_way_of_running_a_pass_gives_the_same(
                 one.extend(2, [9, 8, 7])
     if d.runner is not None and d.runner.recordings is not None:
         assert d.runner.recordings.recorded <= 2
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize(("outputs", "inputs"), [(960, 576), (37, 96), (4608, 1536), (5000, 64)])
+def test_packed_weights_multiply_as_on_the_cpu_and_rows_keep_their_bits(bits: int, outputs: int, inputs: int) -> None:
+    g = torch.Generator().manual_seed(bits)
+    weight, bias, x = (
+        torch.randn(size, generator=g).bfloat16() for size in ((outputs, inputs), (outputs,), (40, inputs))
+    )
+    here = QuantisedLinear(weight, bias, bits=bits)(x).double()
+    there = QuantisedLinear(weight.to(DEVICE), bias.to(DEVICE), bits=bits)
+    found = there(x.to(DEVICE))
+    assert (found.cpu() - here).norm() < 0.01 * here.norm()
+    for rows in (1, 2, 7, 16, 33):
+        assert torch.equal(there(x[:rows].to(DEVICE)), found[:rows]) or DEVICE == "cpu"
+    many = x.repeat(5, 1).to(DEVICE)  # as many as a prompt has
+    assert (there(many)[160:].cpu() - here).norm() < 0.01 * here.norm()
+
+
+@pytest.mark.parametrize("quantize", ["int8", "int4"])
+def test_a_model_of_packed_weights_runs_recorded_and_near_the_whole_one(folder: Path, quantize: str) -> None:
+    assert lacking(quantize, DEVICE) == ""
+    d = load_decoder(folder, torch.bfloat16, DEVICE, max_rows=4, max_len=256, quantize=quantize)
+    exact, tokens = decoder(folder), torch.randint(0, VOCAB, (1, 8), device=DEVICE)
+    near = d.nodes([0], tokens)[0].float()
+    assert (near - exact.nodes([0], tokens)[0]).norm() < (0.1 if quantize == "int8" else 0.5) * near.norm()
+    lookup = Lookup(vocab=VOCAB, device=DEVICE)
+    texts = run(NativeTarget(d), lookup, 4, "auto", requests())
+    assert all(len(text) == 60 for text in texts)
+    assert d.runner is None or d.runner.recordings is None or d.runner.recordings.recorded > 0
 
 
 def test_ids_that_only_the_device_knows_are_scored_and_checked(folder: Path) -> None:
