@@ -22,9 +22,11 @@ COMPILE = "SLIPSTREAM_COMPILE"
 
 def compiled(net: Decoder, **options: Any) -> Decoder:
     """Return a copy of a decoder that shares its weights and compiles its layers; options are torch.compile's."""
+    # a few graphs for each decoder; dynamo's own limit counts those of all decoders together
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
     net = copy.copy(net)
-    net.before = Compiled(net.before, options)  # type: ignore[method-assign]
-    net.after = Compiled(net.after, options)  # type: ignore[method-assign]
+    net.before = Compiled(net.before, options)  # type: ignore[assignment, method-assign]
+    net.after = Compiled(net.after, options)  # type: ignore[assignment, method-assign]
     return net
 
 
