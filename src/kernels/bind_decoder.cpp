@@ -70,6 +70,8 @@ void check(const Pass& pass, const Decoder& decoder, const Cache& cache) {
   for (size_t i = 0; i < pass.parents.size(); i++)
     if (pass.parents[i] >= static_cast<int>(i) % pass.nodes() || pass.parents[i] < -1)
       throw std::invalid_argument("parents are not a tree");
+  for (int64_t token : pass.tokens)
+    if (token < 0 || token >= decoder.ids()) throw std::invalid_argument("a token has no row in the embedding");
   for (const Layer& layer : decoder.layers())
     if (layer.rope >= static_cast<int>(pass.angles.size())) throw std::invalid_argument("a rotary table is missing");
 }
@@ -122,6 +124,7 @@ void bind_decoder(nb::module_& m) {
       .def("__init__",
            [](Decoder* self, const std::vector<int>& sizes, const std::vector<float>& factors, bool gelu,
               Address embedding) { new (self) Decoder(shape_of(sizes, factors, gelu), at<uint16_t>(embedding)); })
+      .def("set_embedding", [](Decoder& d, const Parts& rows) { d.set_embedding(projection(rows)); })
       .def("add_layer", &add_layer)
       .def("set_head", [](Decoder& d, std::vector<float> norm, const Parts& head) {
         d.set_head(std::move(norm), projection(head));

@@ -12,15 +12,18 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
 #endif
 
 namespace slipstream {
 namespace {
 
-constexpr Level kBestFirst[] = {Level::amx, Level::avx512, Level::avx2, Level::neon, Level::portable};
+constexpr Level kBestFirst[] = {Level::amx,     Level::avx512, Level::avxvnni, Level::avx2,
+                                Level::dotprod, Level::neon,   Level::portable};
 
 struct Features {
-  bool avx2 = false, avx512 = false, amx = false;
+  bool dotprod = false, avx2 = false, avxvnni = false, avx512 = false, amx = false;
 };
 
 #if defined(__x86_64__)
@@ -52,10 +55,24 @@ Features look() {
   bool ymm = (state & 0x6) == 0x6, zmm = (state & 0xe6) == 0xe6, tiles = (state & 0x60000) == 0x60000;
   bool fma = bit(one.c, 12), f16c = bit(one.c, 29);
   found.avx2 = ymm && fma && f16c && bit(seven.b, 5);
+  found.avxvnni = found.avx2 && bit(more.a, 4);
   bool foundation = bit(seven.b, 16) && bit(seven.b, 17) && bit(seven.b, 30) && bit(seven.b, 31);  // F DQ BW VL
   found.avx512 = found.avx2 && zmm && foundation && bit(seven.c, 11) && bit(more.a, 5);            // VNNI BF16
   found.amx = found.avx512 && tiles && bit(seven.d, 22) && bit(seven.d, 24) && bit(seven.d, 25);   // BF16 TILE INT8
   found.amx = found.amx && permit_tiles();
+  return found;
+}
+
+#elif defined(__aarch64__)
+
+Features look() {
+  Features found;
+#if defined(__linux__)
+  constexpr unsigned long kDotProducts = 1ul << 20;  // HWCAP_ASIMDDP
+  found.dotprod = getauxval(AT_HWCAP) & kDotProducts;
+#elif defined(__APPLE__)
+  found.dotprod = true;
+#endif
   return found;
 }
 
@@ -70,9 +87,10 @@ const Features& features() {
   return found;
 }
 
-std::string names() {
+template <class Levels>
+std::string names(const Levels& levels) {
   std::string all;
-  for (Level each : available_levels()) all += std::string(all.empty() ? "" : ", ") + name(each);
+  for (Level each : levels) all += std::string(all.empty() ? "" : ", ") + name(each);
   return all;
 }
 
@@ -80,9 +98,9 @@ Level parse(const std::string& text) {
   for (Level each : kBestFirst)
     if (text == name(each)) {
       if (available(each)) return each;
-      throw std::invalid_argument("kernel level '" + text + "' is not available on this machine; available: " + names());
+      throw std::invalid_argument("kernel level '" + text + "' is not available on this machine; available: " + names(available_levels()));
     }
-  throw std::invalid_argument("kernel level '" + text + "' is unknown; known: amx, avx512, avx2, neon, portable");
+  throw std::invalid_argument("kernel level '" + text + "' is unknown; known: " + names(kBestFirst));
 }
 
 Level first() {
@@ -98,14 +116,16 @@ const LevelTable* table_of(Level level) {
   switch (level) {
     case Level::amx: return amx_table();
     case Level::avx512: return avx512_table();
+    case Level::avxvnni: return avxvnni_table();
     case Level::avx2: return avx2_table();
+    case Level::dotprod: return dotprod_table();
     case Level::neon: return neon_table();
     default: return portable_table();
   }
 }
 
 const char* name(Level level) {
-  constexpr const char* kNames[] = {"portable", "neon", "avx2", "avx512", "amx"};
+  constexpr const char* kNames[] = {"portable", "neon", "dotprod", "avx2", "avxvnni", "avx512", "amx"};
   return kNames[static_cast<int>(level)];
 }
 
@@ -114,7 +134,9 @@ bool available(Level level) {
   switch (level) {
     case Level::amx: return features().amx;
     case Level::avx512: return features().avx512;
+    case Level::avxvnni: return features().avxvnni;
     case Level::avx2: return features().avx2;
+    case Level::dotprod: return features().dotprod;
     default: return true;
   }
 }

@@ -6,8 +6,9 @@
 
 namespace slipstream {
 
-// Each x86 level includes those below it. avx512 needs BF16 and VNNI; amx its bfloat16 and 8-bit tiles.
-enum class Level : int { portable, neon, avx2, avx512, amx };
+// Each x86 level includes those below it, but for avxvnni, byte dot products without AVX-512. avx512 needs BF16 and VNNI;
+// amx its bfloat16 and 8-bit tiles. dotprod is neon with byte dot products.
+enum class Level : int { portable, neon, dotprod, avx2, avxvnni, avx512, amx };
 
 const char* name(Level level);
 bool available(Level level);

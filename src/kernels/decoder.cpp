@@ -5,6 +5,7 @@
 #include <stdexcept>
 
 #include "forward.h"
+#include "pack.h"
 
 namespace slipstream {
 
@@ -43,6 +44,24 @@ int Projection::out() const {
   int total = 0;
   for (const auto& part : parts) total += part->out;
   return total;
+}
+
+void Decoder::set_embedding(Projection rows) {
+  for (const auto& part : rows.parts)
+    if (part->in != shape_.hidden) throw std::invalid_argument("the embedding's rows must have the hidden size");
+  rows_ = std::move(rows);
+}
+
+void Decoder::embed(int64_t token, float* state) const {
+  if (rows_.parts.empty()) {
+    row_ops().embed(embedding(token), shape_.hidden, shape_.embed_scale, state);
+    return;
+  }
+  size_t part = 0;
+  while (token >= rows_.parts[part]->out) token -= rows_.parts[part++]->out;
+  unpack_row(*rows_.parts[part], static_cast<int>(token), state);
+  if (shape_.embed_scale != 1)
+    for (int i = 0; i < shape_.hidden; i++) state[i] *= shape_.embed_scale;
 }
 
 void Decoder::add_layer(Layer layer) {

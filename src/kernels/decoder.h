@@ -59,6 +59,8 @@ struct Pass {
 
 class Decoder {
  public:
+  // The embedding is a table in bfloat16, or, with `set_embedding`, packed rows one part after the other: where the
+  // head has the same weights, its matrix.
   Decoder(const DecoderShape& shape, const uint16_t* embedding) : shape_(shape), embedding_(embedding) {}
 
   const DecoderShape& shape() const { return shape_; }
@@ -66,6 +68,12 @@ class Decoder {
   const std::vector<Layer>& layers() const { return layers_; }
   const Projection& head() const { return head_; }
   const std::vector<float>& norm() const { return norm_; }
+
+  void set_embedding(Projection rows);
+  int64_t ids() const { return rows_.parts.empty() ? INT64_MAX : rows_.out(); }  // tokens there are, as far as known
+
+  // The state [hidden] that a token enters the first layer with.
+  void embed(int64_t token, float* state) const;
 
   void add_layer(Layer layer);
   void set_head(std::vector<float> norm, Projection head);
@@ -79,6 +87,7 @@ class Decoder {
  private:
   DecoderShape shape_;
   const uint16_t* embedding_;
+  Projection rows_;
   std::vector<Layer> layers_;
   std::vector<float> norm_;
   Projection head_;

@@ -83,7 +83,7 @@ void Forward::enter(int layer, Slice slice) {
   const Range mine = share(rows_, slice);
   for (int row = mine.begin; row < mine.end; row++) {
     if (layer == 0)
-      ops_.embed(decoder_.embedding(pass_.tokens[first_ + row]), shape_.hidden, shape_.embed_scale, residual(row));
+      decoder_.embed(pass_.tokens[first_ + row], residual(row));
     else
       add_branch(decoder_.layers()[layer - 1].mlp_out, row, slice);
     tap(layer, row, residual(row));

@@ -1,17 +1,13 @@
-// The product for 64-bit Arm: four floats at a time with fused multiply-add.
+// The product for 64-bit Arm.
 #include "level.h"
 
 #if defined(__aarch64__)
 
-#include <arm_neon.h>
-
-#define SLIPSTREAM_LANES 4
-#define SLIPSTREAM_MADD(a, b, c) Lanes(vfmaq_f32(float32x4_t(c), float32x4_t(a), float32x4_t(b)))
-#include "gemm_rows.h"
+#include "vectors_neon.h"
 
 namespace slipstream {
 
-const LevelTable* neon_table() { return &kTable; }
+const LevelTable* neon_table() { return &kFloatTable; }
 
 }  // namespace slipstream
 

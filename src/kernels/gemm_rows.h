@@ -1,8 +1,11 @@
-// The product in vectors of any width, for instruction sets without dot products of bfloat16 or bytes.
+// The product in vectors of any width, for instruction sets without dot products of bfloat16.
 //
-// Each group of weights is expanded once to float32 [32 inputs][32 columns]; every row then multiplies it. Activations
-// are exact in float32 too: a group's product of 8-bit numbers stays below 2^24, so its sum has no rounding at all.
-// The including file sets SLIPSTREAM_LANES (floats per vector) and SLIPSTREAM_MADD(a, b, c) = a * b + c.
+// Weights are widened to float32 in registers, a vector of columns at a time, and multiply up to four rows. Whatever the
+// number of rows, a row's product with a group is two chains of additions, over even and odd steps, in a fixed order.
+// 8-bit activations are exact in float32, and so is a group's product with them; levels that can multiply bytes do it
+// with gemm_bytes.h instead.
+// The including file sets SLIPSTREAM_LANES (floats per vector), SLIPSTREAM_MADD(a, b, c) = a * b + c and
+// SLIPSTREAM_HALVES(p), a vector of half floats as float32.
 #pragma once
 
 #include <cstdint>
@@ -16,156 +19,134 @@ namespace slipstream {
 namespace {
 
 typedef float Lanes __attribute__((vector_size(SLIPSTREAM_LANES * 4)));
-constexpr int kVectors = 32 / SLIPSTREAM_LANES;  // one row of a block
+typedef int32_t Ints __attribute__((vector_size(SLIPSTREAM_LANES * 4)));
+typedef uint32_t Words __attribute__((vector_size(SLIPSTREAM_LANES * 4)));
+typedef uint16_t Halves __attribute__((vector_size(SLIPSTREAM_LANES * 2)));
+typedef uint8_t Bytes __attribute__((vector_size(SLIPSTREAM_LANES)));
+typedef int8_t Codes __attribute__((vector_size(SLIPSTREAM_LANES)));
 
-struct Group {
-  alignas(64) float w[32][32];  // [input][column], codes or bfloat16 values
-  alignas(64) float d[32], m[32];
+constexpr int kTogether = 4;  // rows that share widened weights
+constexpr int kAhead = 4096;  // bytes that prefetching runs ahead of the codes in use
+
+template <class To>
+SLIPSTREAM_INLINE To read(const void* from) {
+  To to;
+  std::memcpy(&to, from, sizeof to);
+  return to;
+}
+
+SLIPSTREAM_INLINE Lanes all(float x) { return x - Lanes{}; }  // not plus: that would have to make +0 of -0
+
+SLIPSTREAM_INLINE Lanes bytes(const uint8_t* from) {
+  return __builtin_convertvector(__builtin_convertvector(read<Bytes>(from), Ints), Lanes);
+}
+
+// d and m of one vector of columns.
+struct Scale {
+  Lanes d, m;
 };
 
-SLIPSTREAM_INLINE float half_value(uint16_t half) {
-  uint32_t bits = static_cast<uint32_t>(half & 0x7fff) << 13, sign = static_cast<uint32_t>(half & 0x8000) << 16;
-  float value;
-  std::memcpy(&value, &bits, 4);
-  value *= 5.192296858534828e33f;  // 2^112: from the exponents of half floats to those of float32
-  std::memcpy(&bits, &value, 4);
-  bits |= ((half & 0x7c00) == 0x7c00 ? 0x7f800000u : 0u) | sign;
-  std::memcpy(&value, &bits, 4);
-  return value;
-}
-
-SLIPSTREAM_INLINE void read_halves(const uint8_t* from, float* to) {
-  uint16_t halves[32];
-  std::memcpy(halves, from, sizeof halves);
-  for (int c = 0; c < 32; c++) to[c] = half_value(halves[c]);
-}
-
-SLIPSTREAM_INLINE void expand_bf16(const uint8_t* codes, Group& g) {
-  for (int t = 0; t < 2; t++)
-    for (int r = 0; r < 16; r++) {
-      uint32_t lane[16];
-      std::memcpy(lane, codes + t * 1024 + r * 64, sizeof lane);
-      uint32_t even[16], odd[16];
-      for (int c = 0; c < 16; c++) even[c] = lane[c] << 16;
-      for (int c = 0; c < 16; c++) odd[c] = lane[c] & 0xffff0000u;
-      std::memcpy(&g.w[2 * r][t * 16], even, sizeof even);
-      std::memcpy(&g.w[2 * r + 1][t * 16], odd, sizeof odd);
-    }
-}
-
-SLIPSTREAM_INLINE void expand_four(const uint8_t* codes, Group& g) {
-  for (int t = 0; t < 2; t++)
-    for (int v = 0; v < 4; v++) {
-      uint32_t lane[16];
-      std::memcpy(lane, codes + t * 256 + v * 64, sizeof lane);
-      for (int i = 0; i < 8; i++) {
-        float* to = &g.w[4 * (v + 4 * (i & 1)) + layout::kQuad[i >> 1]][t * 16];
-        for (int c = 0; c < 16; c++) to[c] = static_cast<float>(static_cast<int32_t>((lane[c] >> (4 * i)) & 15));
-      }
-    }
-}
-
-SLIPSTREAM_INLINE void expand_eight(const uint8_t* codes, Group& g) {
-  for (int t = 0; t < 2; t++)
-    for (int r = 0; r < 8; r++) {
-      uint32_t lane[16];
-      std::memcpy(lane, codes + t * 512 + r * 64, sizeof lane);
-      for (int b = 0; b < 4; b++) {
-        float* to = &g.w[4 * r + layout::kQuad[b]][t * 16];
-        for (int c = 0; c < 16; c++) to[c] = static_cast<float>(static_cast<int32_t>(lane[c] << (24 - 8 * b)) >> 24);
-      }
-    }
-}
-
-SLIPSTREAM_INLINE void super_scales(const uint8_t* header, const uint8_t* scales, Group& g) {
-  read_halves(header, g.d);
-  read_halves(header + 64, g.m);
-  for (int c = 0; c < 32; c++) g.d[c] *= static_cast<float>(scales[c]);
-  for (int c = 0; c < 32; c++) g.m[c] *= static_cast<float>(scales[32 + c]);
-}
-
-// Storage: how one group of a block is found and expanded.
+// Storages: where a group lies, its scales, and the steps in which a 32-bit lane gives up its inputs.
 struct StoreBf16 {
+  static constexpr int kBytes = layout::kBf16Group, kCodes = layout::kBf16Codes, kSteps = 2;
   static constexpr bool kScaled = false, kShifted = false;
-  static size_t block_bytes(int groups) { return static_cast<size_t>(groups) * layout::kBf16Group; }
-  static void expand(const uint8_t* block, int group, Group& g) {
-    expand_bf16(block + static_cast<size_t>(group) * layout::kBf16Group, g);
+  static size_t block_bytes(int groups) { return static_cast<size_t>(groups) * kBytes; }
+  static const uint8_t* at(const uint8_t* block, int group) { return block + static_cast<size_t>(group) * kBytes; }
+  SLIPSTREAM_INLINE Scale scale(const uint8_t*, int, const uint8_t*, int) { return {Lanes{}, Lanes{}}; }
+  static constexpr int input(int vector, int step) { return 2 * vector + step; }
+  SLIPSTREAM_INLINE Lanes widen(Words lane, int step) { return Lanes(step ? lane & 0xffff0000u : lane << 16); }
+};
+
+struct StoreFour {
+  static constexpr int kCodes = layout::kFourCodes, kSteps = 8;
+  static constexpr bool kScaled = true, kShifted = true;
+  static constexpr int input(int vector, int step) { return 4 * (vector + 4 * (step & 1)) + layout::kQuad[step >> 1]; }
+  SLIPSTREAM_INLINE Lanes widen(Words lane, int step) {
+    return __builtin_convertvector(Ints(step < 7 ? (lane >> (4 * step)) & 15 : lane >> 28), Lanes);
   }
 };
 
-struct StoreHalf {
-  static constexpr bool kScaled = true, kShifted = true;
-  static size_t block_bytes(int groups) { return static_cast<size_t>(groups) * layout::kHalfGroup; }
-  static void expand(const uint8_t* block, int group, Group& g) {
-    const uint8_t* codes = block + static_cast<size_t>(group) * layout::kHalfGroup;
-    expand_four(codes, g);
-    read_halves(codes + layout::kFourCodes, g.d);
-    read_halves(codes + layout::kFourCodes + 64, g.m);
+struct StoreHalf : StoreFour {
+  static constexpr int kBytes = layout::kHalfGroup;
+  static size_t block_bytes(int groups) { return static_cast<size_t>(groups) * kBytes; }
+  static const uint8_t* at(const uint8_t* block, int group) { return block + static_cast<size_t>(group) * kBytes; }
+  SLIPSTREAM_INLINE Scale scale(const uint8_t*, int, const uint8_t* codes, int column) {
+    const uint8_t* d = codes + layout::kFourCodes + column * 2;
+    return {SLIPSTREAM_HALVES(d), SLIPSTREAM_HALVES(d + 64)};
   }
 };
 
-struct StoreSuper {
-  static constexpr bool kScaled = true, kShifted = true;
+struct StoreSuper : StoreFour {
+  static constexpr int kBytes = layout::kSuperGroup;
   static size_t block_bytes(int groups) { return layout::super_offset(groups) - layout::kHeader; }
-  static void expand(const uint8_t* block, int group, Group& g) {
-    const uint8_t* codes = block + layout::super_offset(group);
-    expand_four(codes, g);
-    super_scales(block + layout::super_offset(group / 8 * 8) - layout::kHeader, codes + layout::kFourCodes, g);
+  static const uint8_t* at(const uint8_t* block, int group) { return block + layout::super_offset(group); }
+  SLIPSTREAM_INLINE Scale scale(const uint8_t* block, int group, const uint8_t* codes, int column) {
+    const uint8_t* header = block + layout::super_offset(group & ~7) - layout::kHeader + column * 2;
+    const uint8_t* factors = codes + layout::kFourCodes + column;
+    return {SLIPSTREAM_HALVES(header) * bytes(factors), SLIPSTREAM_HALVES(header + 64) * bytes(factors + 32)};
   }
 };
 
 struct StoreEight {
+  static constexpr int kBytes = layout::kEightGroup, kCodes = layout::kEightCodes, kSteps = 4;
   static constexpr bool kScaled = true, kShifted = false;
-  static size_t block_bytes(int groups) { return static_cast<size_t>(groups) * layout::kEightGroup; }
-  static void expand(const uint8_t* block, int group, Group& g) {
-    const uint8_t* codes = block + static_cast<size_t>(group) * layout::kEightGroup;
-    expand_eight(codes, g);
-    read_halves(codes + layout::kEightCodes, g.d);
+  static size_t block_bytes(int groups) { return static_cast<size_t>(groups) * kBytes; }
+  static const uint8_t* at(const uint8_t* block, int group) { return block + static_cast<size_t>(group) * kBytes; }
+  SLIPSTREAM_INLINE Scale scale(const uint8_t*, int, const uint8_t* codes, int column) {
+    return {SLIPSTREAM_HALVES(codes + layout::kEightCodes + column * 2), Lanes{}};
+  }
+  static constexpr int input(int vector, int step) { return 4 * vector + layout::kQuad[step]; }
+  SLIPSTREAM_INLINE Lanes widen(Words lane, int step) {
+    return __builtin_convertvector(Ints(lane << (24 - 8 * step)) >> 24, Lanes);
   }
 };
 
-// One row's 32 activations as float32, in the order of the inputs.
-template <bool kBytes>
-SLIPSTREAM_INLINE void read_activations(const uint8_t* values, int row, float* x) {
-  if (kBytes) {
-    const int8_t* codes = reinterpret_cast<const int8_t*>(values) + row * 32;
-    for (int q = 0; q < 8; q++)
-      for (int b = 0; b < 4; b++) x[q * 4 + layout::kQuad[b]] = static_cast<float>(codes[q * 4 + b]);
-  } else {
-    const uint16_t* bits = reinterpret_cast<const uint16_t*>(values) + row * 32;
-    uint32_t wide[32];
-    for (int i = 0; i < 32; i++) wide[i] = static_cast<uint32_t>(bits[i]) << 16;
-    std::memcpy(x, wide, sizeof wide);
-  }
+// total += the product of a row with a group, for one vector of columns.
+template <class Store, bool kBytes>
+SLIPSTREAM_INLINE void add_scaled(Lanes product, const Scale& s, const float* factors, float* total) {
+  Lanes sum = read<Lanes>(total);
+  if (kBytes) product = product * all(factors[0]);
+  sum = Store::kScaled ? SLIPSTREAM_MADD(product, s.d, sum) : sum + product;
+  if (Store::kShifted) sum = SLIPSTREAM_MADD(s.m, all(factors[16]), sum);
+  std::memcpy(total, &sum, sizeof sum);
 }
 
-// total[32] += the row's product with the group.
+// How a group meets rows: activations are widened to float32.
 template <class Store, bool kBytes>
-SLIPSTREAM_INLINE void add_group(const Group& g, const float* x, const float* factors, float* total) {
-  Lanes c[kVectors] = {};
-  for (int k = 0; k < 32; k++)
-    for (int i = 0; i < kVectors; i++) {
-      Lanes w;
-      std::memcpy(&w, &g.w[k][i * SLIPSTREAM_LANES], sizeof w);
-      c[i] = SLIPSTREAM_MADD(w, (Lanes{} + x[k]), c[i]);
-    }
-  for (int i = 0; i < kVectors; i++) {
-    Lanes sum, d, m;
-    std::memcpy(&sum, total + i * SLIPSTREAM_LANES, sizeof sum);
-    if (kBytes) c[i] = c[i] * factors[0];
-    if (Store::kScaled) {
-      std::memcpy(&d, g.d + i * SLIPSTREAM_LANES, sizeof d);
-      sum = SLIPSTREAM_MADD(c[i], d, sum);
-    } else {
-      sum = sum + c[i];
-    }
-    if (Store::kShifted) {
-      std::memcpy(&m, g.m + i * SLIPSTREAM_LANES, sizeof m);
-      sum = SLIPSTREAM_MADD(m, (Lanes{} + factors[16]), sum);
-    }
-    std::memcpy(total + i * SLIPSTREAM_LANES, &sum, sizeof sum);
+struct FloatForm {
+  static constexpr int kRowBytes = kBytes ? 32 : 64;
+  alignas(64) float x[16][32];
+
+  SLIPSTREAM_INLINE void widen_rows(FloatForm& form, const uint8_t* values, int count) {
+    for (int r = 0; r < count; r++, values += kRowBytes)
+      for (int i = 0; i < 32; i += SLIPSTREAM_LANES) {
+        const Lanes wide = kBytes ? __builtin_convertvector(read<Codes>(values + i), Lanes)
+                                  : Lanes(__builtin_convertvector(read<Halves>(values + 2 * i), Words) << 16);
+        std::memcpy(&form.x[r][i], &wide, sizeof wide);
+      }
   }
-}
+  // Where input k of a group is kept: 8-bit codes lie in the order of layout.h.
+  static constexpr int place(int k) { return kBytes ? (k & ~3) + layout::kQuad[k & 3] : k; }
+
+  template <int kCount>
+  SLIPSTREAM_INLINE void add(const FloatForm& form, int row, const uint8_t* lanes, const Scale& s, const float* factors,
+                             float* totals) {
+    Lanes c[kCount][2] = {};
+#pragma GCC unroll 16
+    for (int v = 0; v < Store::kCodes / 128; v++) {
+      const Words lane = read<Words>(lanes + v * 64);
+#pragma GCC unroll 8
+      for (int step = 0; step < Store::kSteps; step++) {
+        const Lanes w = Store::widen(lane, step);
+#pragma GCC unroll 4
+        for (int r = 0; r < kCount; r++)
+          c[r][step & 1] = SLIPSTREAM_MADD(w, all(form.x[row + r][place(Store::input(v, step))]), c[r][step & 1]);
+      }
+    }
+    for (int r = 0; r < kCount; r++)
+      add_scaled<Store, kBytes>(c[r][0] + c[r][1], s, factors + r, totals + r * 32);
+  }
+};
 
 SLIPSTREAM_INLINE void write_rows(const Product& job, int block, int row, int count, const float* totals) {
   int column = block * 32, width = job.out - column < 32 ? job.out - column : 32;
@@ -175,32 +156,53 @@ SLIPSTREAM_INLINE void write_rows(const Product& job, int block, int row, int co
           totals[r * 32 + c] + (job.bias ? job.bias[column + c] : 0.0f);
 }
 
-template <class Store, bool kBytes>
+// One group times up to sixteen rows.
+template <class Store, class Form>
+SLIPSTREAM_INLINE void add_group(const Form& form, const uint8_t* start, int group, int count, const float* factors,
+                                 float* totals) {
+  const uint8_t* codes = Store::at(start, group);
+  for (int i = 0; i < Store::kBytes; i += 64) __builtin_prefetch(codes + kAhead + i);
+  for (int column = 0; column < 32; column += SLIPSTREAM_LANES) {
+    const uint8_t* lanes = codes + column / 16 * (Store::kCodes / 2) + column % 16 * 4;
+    const Scale s = Store::scale(start, group, codes, column);
+    int r = 0;
+    for (; r + kTogether <= count; r += kTogether)
+      Form::template add<kTogether>(form, r, lanes, s, factors + r, totals + r * 32 + column);
+    switch (count - r) {  // no loop: a lone row wants its weights in registers, not widened beforehand
+      case 3: Form::template add<3>(form, r, lanes, s, factors + r, totals + r * 32 + column); break;
+      case 2: Form::template add<2>(form, r, lanes, s, factors + r, totals + r * 32 + column); break;
+      case 1: Form::template add<1>(form, r, lanes, s, factors + r, totals + r * 32 + column);
+    }
+  }
+}
+
+template <class Store, class Form>
 void product(const Product& job) {
-  Group g;
-  alignas(64) float totals[16 * 32], x[32];
+  Form form;
+  alignas(64) float totals[16 * 32];
   for (int block = job.first; block < job.last; block++) {
-    const uint8_t* codes = job.codes + block * Store::block_bytes(job.groups);
+    const uint8_t* start = job.codes + block * Store::block_bytes(job.groups);
     for (int row = 0; row < job.rows; row += 16) {
       int count = job.rows - row < 16 ? job.rows - row : 16;
       std::memset(totals, 0, sizeof totals);
       for (int group = 0; group < job.groups; group++) {
-        size_t place = static_cast<size_t>(row / 16) * job.groups + group;
-        const uint8_t* values = job.values + place * (kBytes ? layout::kByteRows : layout::kBf16Rows);
-        Store::expand(codes, group, g);
-        for (int r = 0; r < count; r++) {
-          read_activations<kBytes>(values, r, x);
-          add_group<Store, kBytes>(g, x, job.factors + place * layout::kFactors + r, totals + r * 32);
-        }
+        const size_t place = static_cast<size_t>(row / 16) * job.groups + group;
+        Form::widen_rows(form, job.values + place * 16 * Form::kRowBytes, count);
+        add_group<Store>(form, start, group, count, job.factors + place * layout::kFactors, totals);
       }
       write_rows(job, block, row, count, totals);
     }
   }
 }
 
-const LevelTable kTable = {round_bf16_rows,           round_byte_rows,          product<StoreBf16, false>,
-                           product<StoreHalf, false>, product<StoreSuper, false>, product<StoreEight, false>,
-                           product<StoreHalf, true>,  product<StoreSuper, true>,  product<StoreEight, true>};
+template <class Store, bool kBytes>
+constexpr auto kFloats = product<Store, FloatForm<Store, kBytes>>;
+
+constexpr LevelTable kFloatTable = {round_bf16_rows,           round_byte_rows,
+                                    kFloats<StoreBf16, false>, kFloats<StoreHalf, false>,
+                                    kFloats<StoreSuper, false>, kFloats<StoreEight, false>,
+                                    kFloats<StoreHalf, true>,  kFloats<StoreSuper, true>,
+                                    kFloats<StoreEight, true>};
 
 }  // namespace
 }  // namespace slipstream

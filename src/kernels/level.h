@@ -40,7 +40,9 @@ struct LevelTable {
 
 const LevelTable* portable_table();
 const LevelTable* avx2_table();    // null where the compiler had no such target, as below
+const LevelTable* avxvnni_table();
 const LevelTable* neon_table();
+const LevelTable* dotprod_table();
 const LevelTable* avx512_table();
 const LevelTable* amx_table();
 

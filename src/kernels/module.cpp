@@ -41,6 +41,15 @@ void pack_in_threads(Matrix& matrix, Source source, uintptr_t data, int first, i
   });
 }
 
+void unpack_rows(const Matrix& matrix, const std::vector<int>& outputs, uintptr_t values) {
+  float* to = at<float>(values);
+  for (int output : outputs) {
+    if (output < 0 || output >= matrix.out) throw std::invalid_argument("rows outside the matrix");
+    unpack_row(matrix, output, to);
+    to += matrix.in;
+  }
+}
+
 Input& scratch(int rows, int cols) {
   static thread_local Input input;
   input.reserve(rows, cols);
@@ -79,7 +88,8 @@ NB_MODULE(_native, m) {
       .def_ro("cols", &Matrix::in)
       .def_prop_ro("nbytes", &Matrix::bytes)
       .def("pack", &pack_in_threads, nb::call_guard<nb::gil_scoped_release>())
-      .def("unpack", [](const Matrix& matrix, uintptr_t values) { unpack(matrix, at<float>(values)); });
+      .def("unpack", [](const Matrix& matrix, uintptr_t values) { unpack(matrix, at<float>(values)); })
+      .def("unpack_rows", &unpack_rows);
   m.def("row_bytes", &row_bytes);
   m.def("matrix", [](Kind kind, Source source, int out, int in, uintptr_t bias) {
     return make_matrix(kind, scales_for(kind, source), out, in, at<float>(bias));

@@ -218,11 +218,14 @@ void pack_rows(Matrix& matrix, Source source, const void* data, int first, int r
   }
 }
 
+void unpack_row(const Matrix& matrix, int output, float* values) {
+  const Column c = column_of(matrix, output);
+  for (int k = 0; k < matrix.in; k++) values[k] = value_at(matrix, c, k);
+}
+
 void unpack(const Matrix& matrix, float* values) {
-  for (int output = 0; output < matrix.out; output++) {
-    Column c = column_of(matrix, output);
-    for (int k = 0; k < matrix.in; k++) values[static_cast<size_t>(output) * matrix.in + k] = value_at(matrix, c, k);
-  }
+  for (int output = 0; output < matrix.out; output++)
+    unpack_row(matrix, output, values + static_cast<size_t>(output) * matrix.in);
 }
 
 }  // namespace slipstream

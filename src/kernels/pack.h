@@ -26,4 +26,7 @@ void pack_rows(Matrix& matrix, Source source, const void* data, int first, int r
 // The value each packed weight stands for, [out, in] float32: what the kernels multiply by.
 void unpack(const Matrix& matrix, float* values);
 
+// The same of one output, [in] float32.
+void unpack_row(const Matrix& matrix, int output, float* values);
+
 }  // namespace slipstream

@@ -8,7 +8,7 @@ const RowOps& row_ops() {
 #if defined(__x86_64__)
   Level now = level();
   if (now >= Level::avx512) return kRowOpsAvx512;
-  if (now == Level::avx2) return kRowOpsAvx2;
+  if (now >= Level::avx2) return kRowOpsAvx2;
 #endif
   return kRowOpsPortable;  // on aarch64 its vectors are NEON's
 }

@@ -47,7 +47,7 @@ inline To bits(From from) {
   return to;
 }
 
-inline Floats all(float x) { return Floats{} + x; }
+inline Floats all(float x) { return x - Floats{}; }  // not plus: that would have to make +0 of -0
 
 inline Floats fused(Floats a, Floats b, Floats c) {  // a * b + c, rounded once where the machine can
 #if SLIPSTREAM_LANES == 16

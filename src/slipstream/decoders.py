@@ -28,11 +28,15 @@ _NAMES = {
 
 @dataclass(frozen=True)
 class Way:
-    """`kernels`: the CPU kernels run it, else torch does. `quantize` is the format decided on, `note` says so."""
+    """`kernels`: the CPU kernels run it, else torch does. `quantize` is the format decided on, `note` says so.
+
+    `coarse`: no part of it is held in a finer format than its layers, since it only guesses.
+    """
 
     kernels: bool
     quantize: str = "none"
     note: str = ""
+    coarse: bool = False
 
 
 def choose_way(quantize: str, dtype: torch.dtype, device: str, *, codes: bool = False) -> Way:
@@ -89,7 +93,7 @@ def draft_way(quantize: str, dtype: torch.dtype, device: str) -> Way:
     free = device == "cpu" and dtype is torch.bfloat16 and kernels.available()
     way = choose_way(quantize or ("int4" if free else "none"), dtype, device)
     said = f"draft model: CPU kernels, {_NAMES[way.quantize]}; rounding it changes the speed, not the text"
-    return replace(way, note=said if way.kernels else "")
+    return replace(way, note=said, coarse=True) if way.kernels else replace(way, note="")
 
 
 def open_decoder(model: Path, way: Way, dtype: torch.dtype, device: str, **sizes: Any) -> CachedDecoder:
@@ -98,9 +102,10 @@ def open_decoder(model: Path, way: Way, dtype: torch.dtype, device: str, **sizes
         from slipstream.nets.decoder import load_decoder
 
         return load_decoder(model, dtype, device, quantize=way.quantize, **sizes)
-    from slipstream.kernels.load import load_kernel_decoder
+    from slipstream.kernels.load import Kinds, load_kernel_decoder
 
-    return load_kernel_decoder(_source(model, way.quantize), way.quantize, dtype, **sizes)
+    kinds = Kinds.of(way.quantize, coarse=way.coarse)
+    return load_kernel_decoder(_source(model, way.quantize), kinds, dtype, **sizes)
 
 
 def _source(model: Path, quantize: str) -> Any:

@@ -19,7 +19,7 @@ if not kernels.available():
 
 from slipstream.kernels.linear import GGUF_TYPES, KINDS, Linear, keeps_codes, pack, pack_gguf, unpack
 
-LEVELS = ("amx", "avx512", "avx2", "neon", "portable")
+LEVELS = ("amx", "avx512", "avxvnni", "avx2", "dotprod", "neon", "portable")
 SHAPES = ((1, 1), (33, 50), (70, 96), (128, 576), (32, 1025))
 BLOCK = {"Q4_0": (32, 18), "Q4_1": (32, 20), "Q4_K": (256, 144), "Q8_0": (32, 34)}
 

@@ -16,6 +16,7 @@ from its own request's counts and the stored profile alone: no clock, no other r
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
@@ -25,9 +26,10 @@ from weakref import WeakKeyDictionary
 from slipstream.control.acceptance import node_hits, reached
 from slipstream.control.arms import Arm, Offer, Plan, Share, plan_batch, plan_row
 from slipstream.control.clocks import Clocks
-from slipstream.control.knowledge import Common, Own
+from slipstream.control.knowledge import WENT_ON, Common, Own
 from slipstream.control.prices import Prices
 from slipstream.control.profile import Profile
+from slipstream.control.sureness import Sureness
 from slipstream.types import Draft, Laws, RequestError, Sequence, Verdict
 
 _NOTHING = Plan(-1, 0)
@@ -65,10 +67,12 @@ class AdaptiveBudget:
     ) -> None:
         self.options = options or AdaptiveOptions()
         self.arms, self.profile = tuple(arms), profile
+        self._steered = [arm for arm in self.arms if arm.steer is not None]
         self._prices = Prices(self.arms, profile)
         self._clocks = Clocks(len(self.arms))
         self._common = Common(self.arms, profile)
         self._stored = Common(self.arms, profile)  # never written: what sampled rows start from
+        self._sureness = [Sureness() for _ in self.arms]
         self._rows: WeakKeyDictionary[Sequence, Own] = WeakKeyDictionary()
         self._now, self._began = clock, 0.0
 
@@ -82,9 +86,22 @@ class AdaptiveBudget:
         own = self._rows.get(row)
         return own.plan.arm if own is not None else -1
 
+    def go_on(self, row: Sequence, sure: Seq[float]) -> bool:
+        """Say whether the drafter of a row should draft another token, by how sure it was of those so far."""
+        own = self._rows.get(row)
+        if own is None or own.plan.arm < 0 or self.options.fixed is not None or not own.greedy:
+            return True
+        own.sure, (seconds, rate) = list(sure), own.ahead
+        ahead = seconds[len(sure) : own.plan.length + 1]
+        own.stopped = not self._sureness[own.plan.arm].pays(sure, ahead, rate)
+        return not own.stopped
+
     def budget(self, rows: list[Sequence]) -> list[int]:
         """Decide who drafts how much for each row. Deciding twice changes nothing."""
         self._began = self._now()
+        for arm in self._steered:
+            if arm.steer is not None:
+                arm.steer(self.go_on)  # in each round: a drafter may serve several engines by turns
         owns = [self._own(row) for row in rows]
         for row, own in zip(rows, owns, strict=True):
             own.offers = self._offers(row, own)
@@ -115,7 +132,7 @@ class AdaptiveBudget:
         for b in blind:
             arm = owns[b].plan.arm
             found = node_hits(draft, verdict, b) if self.arms[arm].tree else values[b]
-            self._count(owns[b], (arm, owns[b].offers[arm].strength), found)
+            self._count(owns[b], (arm, owns[b].offers[arm].strength), self._steering(owns[b], arm, found, drafted[b]))
         told = zip(owns, rows, *_emitted(draft, verdict), drafted, strict=True)
         for b, (own, row, tokens, path, n) in enumerate(told):
             if own.shadows.under_way:
@@ -145,6 +162,7 @@ class AdaptiveBudget:
                 tokens, strength = arm.look(row, n)
                 n = len(tokens)
                 own.shadows.propose(i, strength, tokens)
+            own.sure, own.stopped = [], False
             found.append(Offer(n, strength, own.survival(i, strength, n) if n else []))
         return found
 
@@ -157,8 +175,8 @@ class AdaptiveBudget:
         load = 1 if own.free else self.options.assumed_rows
         plain, lists = self._seconds(own, context, load)
         rate = own.gain() * load / plain
-        own.plan = plan_row(own.offers, lists, plain, rate)
-        return self._curious(own, plain, lists, rate)
+        own.plan = plan_row(own.offers, self._expected(own, lists), plain, rate)
+        return self._open_ended(own, self._curious(own, plain, lists, rate), lists, rate)
 
     def _seconds(self, own: Own, context: int, load: int) -> tuple[float, list[list[float]]]:
         kind = _kind(own.greedy)
@@ -169,6 +187,18 @@ class AdaptiveBudget:
             lists = [each if f == 1.0 else [s * f for s in each] for each, f in zip(lists, scales, strict=True)]
         return plain, lists
 
+    def _expected(self, own: Own, lists: list[list[float]]) -> list[list[float]]:
+        """Return the seconds of rounds as they are to be expected of drafters that may stop before their length."""
+        if not (self._steered and own.greedy):
+            return lists
+        found = list(lists)
+        for i, arm in enumerate(self.arms):
+            if arm.steer is not None:
+                went = own.survival(i, WENT_ON, arm.most)
+                steps = (chance * (b - a) for chance, a, b in zip(went, lists[i], lists[i][1:], strict=False))
+                found[i] = list(itertools.accumulate(steps, initial=lists[i][0]))
+        return found
+
     def _together(self, rows: list[Sequence], owns: list[Own], free: list[int]) -> None:
         """Share the target's pass among the free rows; what sampled rows draft is given."""
         load = len(rows)
@@ -177,7 +207,7 @@ class AdaptiveBudget:
         gain = sum(own.gain() for own in owns)
         for b in free:
             plain, lists = self._seconds(owns[b], context, load)
-            wish = plan_row(owns[b].offers, lists, plain, gain / plain)
+            wish = plan_row(owns[b].offers, self._expected(owns[b], lists), plain, gain / plain)
             shares.append(Share(wish.arm, owns[b].offers[wish.arm].survival[: wish.length] if wish.length else []))
             prices.append((plain, lists))
         base = load + sum(own.plan.length for own in owns if not own.free)
@@ -186,7 +216,8 @@ class AdaptiveBudget:
         lengths = plan_batch(shares, table, drafts, gain / prices[0][0])
         for b, n, share, (plain, lists) in zip(free, lengths, shares, prices, strict=True):
             owns[b].plan = Plan(share.arm, n) if n else _NOTHING
-            owns[b].plan = self._curious(owns[b], plain, lists, gain / plain)
+            wish = self._curious(owns[b], plain, lists, gain / plain)
+            owns[b].plan = self._open_ended(owns[b], wish, lists, gain / plain)
 
     def _curious(self, own: Own, plain: float, lists: list[list[float]], rate: float) -> Plan:
         """Try what is not thought best when the row can afford what that is thought to cost."""
@@ -199,6 +230,22 @@ class AdaptiveBudget:
             price = max(0.0, lost) / plain
             if own.credit >= price:
                 return Plan(arm, length, price)
+        return plan
+
+    def _steering(self, own: Own, arm: int, values: list[float], drafted: int) -> list[float]:
+        """Learn what a drafter's word was worth. A token it was stopped before counts as one that did not stand: the
+        chances are those of drafting as it is drafted, and so are the times."""
+        if self.arms[arm].steer is None or not own.greedy or self.options.fixed is not None:
+            return values
+        self._sureness[arm].add(own.sure, values)
+        self._count(own, (arm, WENT_ON), [1.0] * drafted + [0.0] * own.stopped)
+        return [*values, 0.0] if own.stopped and len(values) == drafted else values
+
+    def _open_ended(self, own: Own, plan: Plan, lists: list[list[float]], rate: float) -> Plan:
+        """Let a drafter that is asked after each token go as far as it can: it ends where going on does not pay."""
+        own.ahead = (lists[plan.arm], rate)
+        if plan.length and own.greedy and self.arms[plan.arm].steer is not None:
+            return Plan(plan.arm, own.offers[plan.arm].length, plan.price)
         return plan
 
     def _count(self, own: Own, what: tuple[int, int], values: Seq[float], start: int = 0) -> None:

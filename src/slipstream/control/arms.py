@@ -9,6 +9,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
+from slipstream.control.sureness import Steer
 from slipstream.types import Sequence
 
 Look = Callable[[Sequence, int], tuple[list[int], int]]
@@ -19,7 +20,8 @@ class Arm:
     """A drafter to choose from: its name, the most nodes it drafts, and the name of its costs and rates in a profile.
 
     `look(row, n)` returns what it would draft now and how sure it is, a small whole number: for drafters whose drafts
-    are a function of the committed text and cost next to nothing. `tree`: its nodes are not a chain.
+    are a function of the committed text and cost next to nothing. `tree`: its nodes are not a chain. `steer` tells it
+    whom to ask whether to draft on: for drafters that know how sure they are.
     """
 
     name: str
@@ -27,6 +29,7 @@ class Arm:
     cost: str = ""
     look: Look | None = None
     tree: bool = False
+    steer: Steer | None = None
 
     def __post_init__(self) -> None:
         if not self.cost:

@@ -14,6 +14,7 @@ from slipstream.control.arms import Arm, Offer, Plan
 from slipstream.control.profile import Profile
 from slipstream.control.shadows import Shadows
 
+WENT_ON = -1  # in place of a strength: how often a drafter that may stop drafted each token of its plan
 _PROBE = 2  # nodes drafted to see how a drafter does, while nothing is drafted
 _GAIN_DECAY = 0.98
 _START = 10.0  # rounds at plain speed that a request starts with
@@ -58,6 +59,9 @@ class Own:
     def __init__(self, arms: Seq[Arm], common: Common, greedy: bool, free: bool) -> None:
         self.greedy, self.free = greedy, free
         self.plan, self.offers = Plan(-1, 0), list[Offer]()
+        self.sure: list[float] = []  # what the drafter said of its tokens in the round under way
+        self.stopped = False  # the draft was ended for lack of sureness
+        self.ahead: tuple[list[float], float] = ([], 0.0)  # seconds of the planned drafter's rounds, and the row's rate
         self.shadows = Shadows()
         self.credit, self.turn = _CREDIT, 0
         self._arms, self._common = arms, common
@@ -111,6 +115,8 @@ def rate_key(greedy: bool, strength: int) -> str:
 
 def _guess(arm: Arm, strength: int) -> list[float]:
     """What to think of a drafter before it has drafted."""
+    if strength == WENT_ON:
+        return [1.0]
     if arm.tree:
         return [0.5 / (k + 1) ** 0.7 for k in range(arm.most)]
     if arm.look is None:

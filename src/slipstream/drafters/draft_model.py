@@ -7,7 +7,8 @@ In: committed tokens, a decoder with its own cache. Out: one chain per row, all 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +17,8 @@ from torch import Tensor
 from slipstream.drafters.draft_cache import DraftCache, DraftDecoder
 from slipstream.drafters.drawing import Drawing, Dropped
 from slipstream.types import Draft, Needs, RequestError, Rngs, Sequence
+
+GoOn = Callable[[Sequence, Seq[float]], bool]  # (row, probabilities of its drafted tokens) -> draft another
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +54,7 @@ class DraftModel:
         self.options = options or DraftModelOptions()
         self.vocab = vocab
         self.device = torch.device(device)
+        self._go_on: GoOn | None = None
         self._dropped = Dropped("draft model")
         self._cache = DraftCache(decoder, max_rows)
 
@@ -59,18 +63,28 @@ class DraftModel:
         """Drafts cut short because the logits were not finite."""
         return self._dropped.count
 
+    def steer(self, go_on: GoOn) -> None:
+        """Ask `go_on` after each token of a greedy row whether to draft another; the budget stays the most."""
+        self._go_on = go_on
+
     def propose(self, rows: list[Sequence], budget: list[int], rngs: Rngs) -> Draft:
         """Draft a chain of at most `budget[b]` tokens for each row; none past the draft model's context."""
         room = self._cache.decoder.config.max_len
         limits = [min(n, room - len(row.tokens)) for row, n in zip(rows, budget, strict=True)]
         work = Drawing(rows, limits, rngs, vocab=self.vocab, device=self.device)
-        doubt = self._doubtful if self.options.min_prob else None
+        sure: dict[int, list[float]] = {}
+
+        def doubt(live: list[int], logits: Tensor, tokens: Tensor) -> list[bool]:
+            logprobs = (logits.gather(1, tokens[:, None])[:, 0] - logits.logsumexp(-1)).tolist()
+            return [self._ends(rows[b], sure.setdefault(b, []), p) for b, p in zip(live, logprobs, strict=True)]
+
+        asked = self.options.min_prob or self._go_on is not None
         depth = 0
         while work.live:
             depth += 1
             live = [rows[b] for b in work.live]
             logits = self._cache.catch_up(live) if depth == 1 else self._cache.advance(live, work.last().tolist())
-            work.draw(logits, depth, doubt)
+            work.draw(logits, depth, doubt if asked and depth < max(limits) else None)
             for b in work.broken:
                 self._cache.distrust(rows[b])
             self._dropped.add(len(work.broken))
@@ -85,6 +99,9 @@ class DraftModel:
         """Free the row's place in the draft model's cache."""
         self._cache.forget(row)
 
-    def _doubtful(self, logits: Tensor, tokens: Tensor) -> list[bool]:
-        logprob = logits.gather(1, tokens[:, None])[:, 0] - logits.logsumexp(-1)
-        return (logprob < math.log(self.options.min_prob)).tolist()
+    def _ends(self, row: Sequence, sure: list[float], logprob: float) -> bool:
+        """Say whether a row's draft ends with the token that has this log-probability."""
+        sure.append(math.exp(logprob))
+        if sure[-1] < self.options.min_prob:
+            return True
+        return row.params.greedy and self._go_on is not None and not self._go_on(row, sure)

@@ -17,7 +17,7 @@ from slipstream.drafters.chains import chain_draft
 from slipstream.sampling.laws import drafting_law, fit_vocab, needs_history, peaks
 from slipstream.types import Draft, Rngs, SamplingParams, Sequence
 
-Doubt = Callable[[Tensor, Tensor], list[bool]]  # (logits [n, V], tokens [n]) -> draft no further after this token
+Doubt = Callable[[list[int], Tensor, Tensor], list[bool]]  # (batch indices, logits [n, V], tokens [n]) -> end here?
 
 
 class Drawing:
@@ -62,7 +62,7 @@ class Drawing:
                 places, live = [places[i] for i in some], [live[i] for i in some]
                 logits, law = logits[some], law[some]
             tokens = self._choose(live, law, depth)
-        doubtful = doubt(logits, tokens) if doubt is not None and live else [False] * len(live)
+        doubtful = doubt(live, logits, tokens) if doubt is not None and live else [False] * len(live)
         going = self._take(live, tokens.tolist(), doubtful)
         self.live = [live[i] for i in going]
         return [places[i] for i in going]

@@ -10,7 +10,7 @@ import importlib
 import os
 from typing import Any
 
-_CHOSEN = ("amx", "avx512", "avx2", "neon")  # unasked; neon is tested by `make test-neon`
+_CHOSEN = ("amx", "avx512", "avxvnni", "avx2", "dotprod", "neon")  # unasked; Arm: see make test-neon
 _HOME = {"Linear": "linear", "pack": "linear", "pack_gguf": "linear"}
 __all__ = [
     "Linear",
@@ -61,7 +61,7 @@ def native() -> Any:
 
 
 def levels() -> list[str]:
-    """Return the levels this machine can run, best first: of amx, avx512, avx2, neon, portable."""
+    """Return the levels this machine can run, best first: of amx, avx512, avxvnni, avx2, dotprod, neon, portable."""
     return list(native().levels())
 
 

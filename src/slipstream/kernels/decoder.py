@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from slipstream.kernels.cache import KernelCache
+from slipstream.kernels.linear import Table
 from slipstream.nets.decoder import CachedDecoder
 from slipstream.nets.families import DecoderConfig, Rope
 from slipstream.nets.kv_cache import CacheShape
@@ -43,19 +44,16 @@ class Angles:
 
 @dataclass
 class PackedWeights:
-    """What the network holds in memory: the native decoder's matrices, and the embedding [V, H] in bfloat16.
+    """What the network holds in memory: the native decoder's matrices, embedding and output layer among them."""
 
-    `head` are those of the output layer, which are among the matrices.
-    """
-
-    embed: Tensor
+    embed: Table
     matrices: list[Any]
     head: list[Map]
 
     @property
     def nbytes(self) -> int:
         """Bytes of memory held."""
-        return self.embed.nbytes + sum(matrix.nbytes for matrix in self.matrices)
+        return sum(matrix.nbytes for matrix in self.matrices)
 
 
 @dataclass(frozen=True)
@@ -101,8 +99,8 @@ class KernelNet:
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Tokens [R] -> [R, H], as fed to the first layer."""
-        h = self.weights.embed[tokens]
-        return (h if self.embed_scale == 1 else h.float() * self.embed_scale).to(self.dtype)
+        h = self.weights.embed(tokens)
+        return (h if self.embed_scale == 1 else h * self.embed_scale).to(self.dtype)
 
     def run(self, ids: Tensor, work: KernelPass, taps: Seq[int], head: bool) -> tuple[Tensor, dict[int, Tensor]]:
         """Run all layers over ids [R], row after row -> logits [R, V] (empty without `head`) and taps [R, H]."""
@@ -136,7 +134,7 @@ class KernelNet:
 
     def bare_embed(self, tokens: Tensor) -> Tensor:
         """Tokens [R] -> [R, H], without the model's scale."""
-        return self.weights.embed[tokens].to(self.dtype)
+        return self.weights.embed(tokens).to(self.dtype)
 
     def bare_logits(self, x: Tensor) -> Tensor:
         """Normed states [R, H] -> logits [R, V], without the model's cap."""

@@ -103,6 +103,27 @@ class Linear:
         return int(self.matrix.nbytes)
 
 
+class Table:
+    """An embedding in packed matrices, one part's rows after the other's."""
+
+    def __init__(self, parts: list[Any]) -> None:
+        self.parts = parts
+
+    def __call__(self, ids: Tensor) -> Tensor:
+        """Return the rows of ids [R] -> [R, H] in float32."""
+        out = torch.empty(len(ids), self.parts[0].cols)
+        first = 0
+        for part in self.parts:
+            here = ((ids >= first) & (ids < first + part.out)).nonzero()[:, 0]
+            rows = torch.empty(len(here), part.cols)
+            part.unpack_rows((ids[here] - first).tolist(), rows.data_ptr())
+            if len(here) == len(ids):
+                return rows
+            out[here] = rows
+            first += part.out
+        return out
+
+
 def maps_of(quantize: str) -> Maps:
     """Return the maker for a weight format: of a network that only guesses, logits need no finer one than the rest."""
     if quantize not in _DRAFTING:

@@ -7,6 +7,7 @@ finer, activations rounded to 8 bits; `int8` groups of 32 in eight bits; `w8a8` 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
@@ -14,18 +15,35 @@ import torch
 from torch import Tensor
 
 from slipstream.kernels.decoder import KernelDecoder, KernelNet, PackedWeights, rope_tables, rounded_scale
-from slipstream.kernels.linear import Linear
+from slipstream.kernels.linear import Linear, Table
 from slipstream.kernels.rows import Rows, Source
 from slipstream.nets.weights import as_dtype
 from slipstream.types import RequestError
 
-# format -> kind of a layer's weights, kind of the output layer and of weights marked fine
+# format -> kind of a layer's weights, kind of embedding, output layer and weights marked fine
 FORMATS = {"none": ("bf16", "bf16"), "int4": ("q4a8", "w8a8"), "int8": ("q8", "q8"), "w8a8": ("w8a8", "w8a8")}
+
+
+@dataclass(frozen=True)
+class Kinds:
+    """What a model's weights are held as: `head` stands for what a file keeps finer than four bits too."""
+
+    layer: str
+    head: str
+    embedding: str
+
+    @classmethod
+    def of(cls, quantize: str, *, coarse: bool = False) -> Kinds:
+        """Return those of a format; `coarse`: a head as coarse as the layers, for a model that only guesses."""
+        if quantize not in FORMATS:
+            raise RequestError(f"quantize {quantize!r} is not one of {', '.join(FORMATS)}")
+        layer, fine = FORMATS[quantize]
+        return cls(layer, layer if coarse else fine, fine)
 
 
 def load_kernel_decoder(
     source: Source,
-    quantize: str = "none",
+    quantize: str | Kinds = "none",
     dtype: str | torch.dtype = "auto",
     *,
     vocab: int | None = None,
@@ -46,9 +64,8 @@ def load_kernel_decoder(
     for name, value in (("max_rows", max_rows), ("max_len", max_len), ("max_nodes", max_nodes)):
         if value < 1:
             raise RequestError(f"{name} {value} must be at least 1")
-    if quantize not in FORMATS:
-        raise RequestError(f"quantize {quantize!r} is not one of {', '.join(FORMATS)}")
-    net = _Builder(source, quantize, as_dtype(dtype, config.dtype), vocab).build()
+    kinds = Kinds.of(quantize) if isinstance(quantize, str) else quantize
+    net = _Builder(source, kinds, as_dtype(dtype, config.dtype), vocab).build()
     source.finish()
     return KernelDecoder(net, vocab=vocab, max_rows=max_rows, max_len=max_len, max_nodes=max_nodes, kv=kv)
 
@@ -56,11 +73,11 @@ def load_kernel_decoder(
 class _Builder:
     """Builds the network of one source."""
 
-    def __init__(self, source: Source, quantize: str, dtype: torch.dtype, vocab: int) -> None:
+    def __init__(self, source: Source, kinds: Kinds, dtype: torch.dtype, vocab: int) -> None:
         from slipstream.kernels import _native
 
         self.native, self.source, self.config = _native, source, source.config
-        self.kinds = [getattr(_native.Kind, kind) for kind in FORMATS[quantize]]
+        self.kinds = {part: getattr(_native.Kind, kind) for part, kind in vars(kinds).items()}
         self.dtype, self.vocab = dtype, vocab
         self.matrices: list[Any] = []
         c = self.config
@@ -74,26 +91,33 @@ class _Builder:
 
     def build(self) -> KernelNet:
         c = self.config
-        table = self.source.values("model.embed_tokens.weight", (c.vocab, c.hidden))
-        embed = table.to(torch.bfloat16, copy=True).contiguous()
-        del table
         decoder = self.native.Decoder(
             [c.hidden, c.heads, c.kv_heads, c.head_dim, c.mlp, self.vocab],
             [c.scale, c.eps, rounded_scale(c, self.dtype), c.logit_cap or 0.0],
             c.activation == "gelu_tanh",
-            embed.data_ptr(),
+            0,
         )
         tables = {rope: index for index, rope in enumerate(rope_tables(c))}
         for index, rope in enumerate(c.ropes):
             self._layer(decoder, index, -1 if rope is None else tables[rope])
-        head = "model.embed_tokens.weight" if c.tied else "lm_head.weight"
-        rows = self.source.rows(head, (c.vocab, c.hidden)).first(self.vocab)
-        parts = self._pack([rows], [], head=True)
-        decoder.set_head(self._norm("model.norm.weight", c.hidden), parts)
-        weights = PackedWeights(embed, self.matrices, [Linear.of(part) for part in parts])
+        embedding, head = self._tables()
+        decoder.set_embedding(embedding)
+        decoder.set_head(self._norm("model.norm.weight", c.hidden), head)
+        weights = PackedWeights(Table(embedding), self.matrices, [Linear.of(part) for part in head])
         net = KernelNet(c, decoder, weights, self.dtype)
         net.vocab = self.vocab
         return net
+
+    def _tables(self) -> tuple[list[Any], list[Any]]:
+        """Return the embedding's matrices and the head's; a tied embedding is the head, and the rows it lacks."""
+        size = (self.config.vocab, self.config.hidden)
+        rows = self.source.rows("model.embed_tokens.weight", size)
+        own = rows if self.config.tied else self.source.rows("lm_head.weight", size)
+        head = self._pack([own.first(self.vocab)], [], "head")
+        if not self.config.tied or self.kinds["head"] != self.kinds["embedding"]:
+            return self._pack([rows], [], "embedding"), head
+        rest = rows.after(self.vocab)
+        return (head + self._pack([rest], [], "embedding") if rest.count else head), head
 
     def _layer(self, decoder: Any, index: int, rope: int) -> None:
         norms: dict[str, list[float]] = {}
@@ -117,10 +141,10 @@ class _Builder:
         weight: list[float] = (self.source.values(name, (size,)).float() + self.config.norm_offset).tolist()
         return weight
 
-    def _pack(self, parts: list[Rows], biases: list[Tensor], head: bool = False) -> list[Any]:
+    def _pack(self, parts: list[Rows], biases: list[Tensor], what: str = "layer") -> list[Any]:
         """Pack weights that share their input; neighbours of one format become one matrix."""
         made, at = [], 0
-        for (kind, form), group in groupby(parts, lambda part: (self._kind(part, head), part.format)):
+        for (kind, form), group in groupby(parts, lambda part: (self._kind(part, what), part.format)):
             members = list(group)
             bias = torch.cat(biases[at : at + len(members)]).float().contiguous() if biases else None
             at += len(members)
@@ -128,9 +152,10 @@ class _Builder:
         self.matrices += made
         return made
 
-    def _kind(self, part: Rows, head: bool) -> Any:
-        coded = part.format.startswith("q4")  # codes stay as they are, in the output layer too
-        return self.kinds[1 if not coded and (head or part.fine) else 0]
+    def _kind(self, part: Rows, what: str) -> Any:
+        if part.format.startswith("q4"):
+            return self.kinds["layer"]  # 4-bit codes stay what they are
+        return self.kinds["head" if part.fine and what == "layer" else what]
 
     def _matrix(self, kind: Any, form: str, parts: list[Rows], bias: Tensor | None) -> Any:
         source = getattr(self.native.Source, form)

@@ -41,6 +41,10 @@ class Rows:
         """Return the first so many rows."""
         return replace(self, data=self.data[:count], count=count)
 
+    def after(self, count: int) -> Rows:
+        """Return the others."""
+        return replace(self, data=self.data[count:], count=self.count - count)
+
     def blocks(self) -> Iterator[Rows]:
         """Yield the rows in order in pieces that lie in memory; a source that makes them as they are read has many."""
         yield self
