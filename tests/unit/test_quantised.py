@@ -150,3 +150,15 @@ def test_the_kernel_of_eight_bits_interpreted() -> None:
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("quantize", ["int8", pytest.param("int4", marks=four)])
+def test_a_product_that_mixes_inputs_up_is_noticed(quantize: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lacking.cache_clear()
+    assert lacking(quantize, "cpu") == ""
+    lacking.cache_clear()
+    call = QuantisedLinear.__call__
+    swapped = [i ^ 1 for i in range(2 * GROUP)]
+    monkeypatch.setattr(QuantisedLinear, "__call__", lambda self, x: call(self, x[:, swapped]))
+    assert "product is wrong here" in lacking(quantize, "cpu")
+    lacking.cache_clear()

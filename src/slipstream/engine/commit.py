@@ -65,8 +65,8 @@ def to_host(work: Round, faults: Faults | None = None) -> list[Found]:
     found = []
     for line in _read(torch.cat(columns, 1), faults):
         path, ids = line[3 : 3 + depth], line[3 + depth : 3 + depth + nodes]
-        flags = None if bad is None else line[3 + depth + nodes :]
-        found.append(_found(line[0], line[1], line[2], path, ids, flags))
+        marks = None if bad is None else line[3 + depth + nodes :]
+        found.append(_found(line[0], line[1], line[2], path, ids, marks))
     return found
 
 
