@@ -69,6 +69,7 @@ fix: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/slipstream models pull $(MODEL)
 	$(BIN)/python -m slipstream.measure.bench $(BENCH)
+	$(if $(BENCH),,$(BIN)/python -m slipstream.measure.bench_peers --docs .)
 
 # one prepared run of a few minutes, with the environment's own torch like test-gpu
 bench-gpu:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from slipstream.nets.decoder import CachedDecoder
 
+_PUBLISHED = "the weights' published codes (4 bits, finer ones in 8)"
 _EIGHT = "activations in 8 bits"
 _NAMES = {
     "none": "bfloat16 weights",
@@ -42,14 +43,14 @@ class Way:
 def choose_way(quantize: str, dtype: torch.dtype, device: str, *, codes: bool = False) -> Way:
     """Decide how to run a model; `quantize` is one of `config.QUANTIZE`.
 
-    `codes`: its weights are published in four bits, and no number format was asked for.
+    `codes`: its weights are published as codes of a few bits, and no number format was asked for.
     """
     import torch
 
     from slipstream import kernels
 
     if quantize == "auto" and codes and device == "cpu" and kernels.available():
-        return Way(True, "int4", f"target: CPU kernels ({kernels.level()}), 4-bit weights as published, {_EIGHT}")
+        return Way(True, "int4", f"target: CPU kernels ({kernels.level()}), {_PUBLISHED}, {_EIGHT}")
     asked = quantize not in ("auto", "none")
     if device != "cpu":
         return _on_accelerator(quantize, dtype, device) if asked else Way(False)
@@ -105,14 +106,15 @@ def open_decoder(model: Path, way: Way, dtype: torch.dtype, device: str, **sizes
     from slipstream.kernels.load import Kinds, load_kernel_decoder
 
     kinds = Kinds.of(way.quantize, coarse=way.coarse)
-    return load_kernel_decoder(_source(model, way.quantize), kinds, dtype, **sizes)
+    return load_kernel_decoder(_source(model, way), kinds, dtype, **sizes)
 
 
-def _source(model: Path, quantize: str) -> Any:
+def _source(model: Path, way: Way) -> Any:
     if model.suffix.lower() == ".gguf":
-        from slipstream.checkpoints.gguf_rows import GgufSource
+        from slipstream.checkpoints.gguf_rows import CODES, FOUR_BITS, GgufSource
 
-        return GgufSource(model, keep=quantize == "int4")
+        coded = FOUR_BITS if way.coarse else CODES  # what is finer is rounded where rounding is free
+        return GgufSource(model, keep=coded if way.quantize == "int4" else ())
     from slipstream.kernels.rows import FolderSource
 
     return FolderSource(model)

@@ -26,6 +26,16 @@ def test_demo_has_six_tasks_of_five_distinct_prompts() -> None:
     assert all(p.messages[-1]["role"] == "user" for p in suite.prompts)
 
 
+def test_peers_has_ten_prompts_of_each_kind() -> None:
+    suite = load_suite("peers")
+    assert [(task, sum(p.kind == task for p in suite.prompts)) for task in suite.tasks] == [
+        ("grounded", 10),
+        ("code", 10),
+        ("chat", 10),
+    ]
+    assert len({p.messages[-1]["content"] for p in suite.prompts}) == 30
+
+
 def test_spec_bench_lines_give_category_id_and_first_turn(tmp_path: Path) -> None:
     path = write(
         tmp_path / "s.jsonl",

@@ -129,7 +129,7 @@ def test_auto_runs_published_codes_unless_a_number_format_is_asked_for(
     auto = build.open_target(TargetConfig(model=str(file)), rows=1)
     assert auto.quantize == "int4"
     assert len(auto.notes) == 1
-    assert "4-bit weights as published" in auto.notes[0]
+    assert "published codes" in auto.notes[0]
     assert "perplexity not measured" in auto.notes[0]
     asked = build.open_target(TargetConfig(model=str(file), quantize="int4"), rows=1)
     ids = torch.tensor([[3, 4, 5, 6]])
@@ -138,6 +138,20 @@ def test_auto_runs_published_codes_unless_a_number_format_is_asked_for(
     assert build.open_target(TargetConfig(model=str(file), dtype="float32"), rows=1).notes == []
     plain = build.open_target(TargetConfig(model=str(make_model(tmp_path / "folder"))), rows=1)
     assert plain.quantize == "none"  # no codes
+
+
+@needs_kernels
+def test_a_draft_model_rounds_the_finer_codes_of_its_file_to_four_bits(tmp_path: Path) -> None:
+    file = tmp_path / "m.gguf"
+    write_tiny(file, types={"token_embd": "Q8_0", "attn_q": "Q8_0", "attn_k": "Q5_0", "ffn_up": "Q4_0"})
+    ids, sizes = torch.tensor([[3, 4, 5, 6]]), {"max_len": 16}
+    way = decoders.draft_way("", torch.bfloat16, "cpu")
+    drafts = decoders.open_decoder(file, way, torch.bfloat16, "cpu", **sizes)
+    exact = decoders.open_decoder(file, decoders.Way(True, "int4"), torch.bfloat16, "cpu", **sizes)
+    held = [sum(m.nbytes for m in decoder.net.weights.matrices) for decoder in (drafts, exact)]
+    assert held[0] < held[1]
+    ours, theirs = drafts.nodes([0], ids)[0], exact.nodes([0], ids)[0]
+    assert 0 < (ours - theirs).norm() < 0.3 * theirs.norm()
 
 
 @needs_kernels

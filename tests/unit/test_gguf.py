@@ -99,10 +99,10 @@ def test_a_file_reads_as_the_reference_reader_reads_it(tmp_path: Path) -> None:
         assert np.array_equal(a.data, b.data), a.name
 
 
-@pytest.mark.parametrize(("kind", "four"), [("Q4_0", True), ("Q4_1", True), ("Q8_0", False)])
-def test_a_file_knows_whether_it_holds_4_bit_codes(tmp_path: Path, kind: str, four: bool) -> None:
+@pytest.mark.parametrize(("kind", "coded"), [("Q4_0", True), ("Q8_0", True), ("F16", False)])
+def test_a_file_knows_whether_it_holds_codes(tmp_path: Path, kind: str, coded: bool) -> None:
     kit.write_tiny(tmp_path / "m.gguf", types=dict.fromkeys(("token_embd", "attn", "ffn_up"), kind))
-    assert gguf_file.open_gguf(tmp_path / "m.gguf").four_bits is four
+    assert gguf_file.open_gguf(tmp_path / "m.gguf").coded is coded
 
 
 def test_config_says_what_the_file_says(tmp_path: Path) -> None:

@@ -110,11 +110,10 @@ def test_a_folder_pulled_without_codes_is_used_and_completed_only_when_asked(reg
 
 def test_codes_are_known_before_and_without_a_pull(registry: Registry, tmp_path: Path) -> None:
     assert models.has_codes("toy")
-    four, eight = (dict.fromkeys(("token_embd", "attn", "ffn_up"), kind) for kind in ("Q4_0", "Q8_0"))
-    kit.write_tiny(tmp_path / "four.gguf", types=four)
-    kit.write_tiny(tmp_path / "eight.gguf", types=eight)
+    kit.write_tiny(tmp_path / "four.gguf", types=dict.fromkeys(("token_embd", "attn", "ffn_up"), "Q4_0"))
+    kit.write_tiny(tmp_path / "floats.gguf")
     assert models.has_codes(tmp_path / "four.gguf")
-    assert not models.has_codes(tmp_path / "eight.gguf")
+    assert not models.has_codes(tmp_path / "floats.gguf")
     assert not models.has_codes(tmp_path)
     assert not models.has_codes("owner/name")
     assert registry.calls == []

@@ -19,7 +19,7 @@ import numpy as np
 
 from slipstream.types import WorkError
 
-FOUR_BITS = frozenset({"Q4_0", "Q4_1", "Q4_K"})  # types whose codes the kernels keep
+FLOATS = frozenset({"F32", "F16", "BF16", "F64"})
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _STRING, _ARRAY = 8, 9
 _TYPED = {"F32": np.float32, "F16": np.float16, "F64": np.float64}
@@ -71,10 +71,10 @@ class GgufFile:
     tensors: list[GgufTensor]
 
     @property
-    def four_bits(self) -> bool:
-        """True where most of the weights are 4-bit codes that the kernels keep."""
+    def coded(self) -> bool:
+        """True where most of the weights are codes of a few bits, not floating-point numbers."""
         sizes = [int(np.prod(t.shape)) for t in self.tensors]
-        coded = [n for n, t in zip(sizes, self.tensors, strict=True) if t.tensor_type.name in FOUR_BITS]
+        coded = [n for n, t in zip(sizes, self.tensors, strict=True) if t.tensor_type.name not in FLOATS]
         return 2 * sum(coded) > sum(sizes)
 
 

@@ -6,7 +6,7 @@ finer than four bits. Names and the order of Llama's rotary pairs are those of `
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,14 +17,14 @@ from torch import Tensor
 
 from slipstream.checkpoints.gguf import ROTATED, bfloat16, tensor_name, unpermute
 from slipstream.checkpoints.gguf_config import config_of
-from slipstream.checkpoints.gguf_file import GgufTensor, open_gguf
+from slipstream.checkpoints.gguf_file import FLOATS, GgufTensor, open_gguf
 from slipstream.kernels.rows import Rows
 from slipstream.nets.families import read_config
 from slipstream.types import WorkError
 
-_KEPT = {"Q4_0": "q4_0", "Q4_1": "q4_1", "Q4_K": "q4_k", "Q8_0": "q8_0"}
-_FINE = {"Q8_0"}
-_FLOATS = {"F32", "F16", "BF16"}
+_FORMATS = {"Q4_0": "q4_0", "Q4_1": "q4_1", "Q4_K": "q4_k", "Q8_0": "q8_0"}
+FOUR_BITS = frozenset({"Q4_0", "Q4_1", "Q4_K"})
+CODES = frozenset(_FORMATS)
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class Dequantised(Rows):
 
 
 class GgufSource:
-    """One GGUF file. `keep` False dequantises everything, for weight formats that do not take its codes."""
+    """One GGUF file. `keep` are the types handed over as codes; none of them: everything is rounded to bfloat16."""
 
-    def __init__(self, gguf_file: Path, *, keep: bool = True) -> None:
+    def __init__(self, gguf_file: Path, *, keep: Collection[str] = CODES) -> None:
         reader = open_gguf(gguf_file)
         tensors = {tensor.name: tensor for tensor in reader.tensors}
         rope = tensors.pop("rope_freqs.weight", None)
@@ -58,12 +58,11 @@ class GgufSource:
         """Return a weight [out, in]: as the file's codes where the kernels take them, else in bfloat16 or float32."""
         tensor = self._take(name, shape)
         kind = tensor.tensor_type.name
-        if self.keep and kind in _KEPT:
-            return Rows(tensor.data, _KEPT[kind], *shape, fine=kind in _FINE)
-        if kind in _FLOATS or not self.keep:
+        if kind in self.keep:
+            return Rows(tensor.data, _FORMATS[kind], *shape, fine=kind not in FOUR_BITS)
+        if kind in FLOATS or not self.keep:
             return Rows(_bfloat16(tensor), "bfloat16", *shape)
-        fine = kind not in _KEPT or kind in _FINE
-        return Dequantised(tensor.data, "float32", *shape, fine=fine, kind=tensor.tensor_type)
+        return Dequantised(tensor.data, "float32", *shape, fine=kind not in FOUR_BITS, kind=tensor.tensor_type)
 
     def values(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """Return a tensor in bfloat16 if it is a matrix, else in float32."""

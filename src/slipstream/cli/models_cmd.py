@@ -54,7 +54,7 @@ def _list(as_json: bool) -> None:
         return
     cells = [["name", "download", "on disk", "pulled", "license", "use"]]
     for m in infos:
-        there = "no" if m.folder is None else "yes" if m.codes else "without 4-bit codes"
+        there = "no" if m.folder is None else "yes" if m.codes else "without its codes"
         cells.append([m.name, _size(m.download), _size(m.disk), there, m.license, m.use])
     widths = [max(len(row[k]) for row in cells) for k in range(len(cells[0]))]
     for row in cells:

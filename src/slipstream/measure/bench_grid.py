@@ -137,10 +137,14 @@ class Bench:
             if unit["cell"]["temperature"]:
                 continue
             for name, run in runs.items():
-                if name == PLAIN or (name in PEERS and not PEERS[name].same_arithmetic):
+                if name == PLAIN or (name in PEERS and not self._alike(name)):
                     continue
                 for prompt, plain, other in zip(unit["prompts"], runs[PLAIN].tokens, run.tokens, strict=True):
                     yield place_of(unit, name, prompt, plain, other), self._ids[prompt], plain, other
+
+    def _alike(self, peer: str) -> bool:
+        """Say whether a peer computes with the target's own weights."""
+        return PEERS[peer].same_arithmetic and self.base.opened.quantize == "none"
 
     def _run(self, unit: Unit, name: str, params: list[SamplingParams]) -> Run:
         runner = self._runner(unit.cell, name)
@@ -205,6 +209,7 @@ class Bench:
         opened = base.opened
         same = {name: self.record[name] for name in (*_SAME, "threads", "drafter_hash")}
         how = {"model": opened.name, "dtype": str(opened.dtype), "device": opened.device, "kind": opened.kind}
+        how["quantize"] = opened.quantize
         return self.plan.settings() | how | {"verify": base.config.verify, "max_len": base.max_model_len} | same
 
 

@@ -1,4 +1,4 @@
-"""The prompts of a benchmark, by task: the shipped suite `demo`, or a JSONL file of the user's.
+"""The prompts of a benchmark, by task: the shipped suites `demo` and `peers`, or a JSONL file of the user's.
 
 In: a name or a path. Out: prompts whose kind is their task. A line of a file holds chat `messages`, a list of `turns`
 (as in MT-bench and Spec-Bench; the first is measured), or one text as `prompt`, `question`, `text` or `instruction`;
@@ -19,7 +19,7 @@ from slipstream.config import nearest
 from slipstream.measure.workloads import Prompt, load_prompts
 from slipstream.types import RequestError, WorkError
 
-SUITES = ("demo",)
+SUITES = ("demo", "peers")
 _TEXTS = ("prompt", "question", "text", "instruction")
 _TASKS = ("category", "task", "kind")
 _NAMES = ("question_id", "task_id", "id")
@@ -53,8 +53,8 @@ class Suite:
 
 def load_suite(name: str) -> Suite:
     """Return a shipped suite by name, or read a JSONL file."""
-    if name == "demo":
-        return Suite(name, list(_demo()))
+    if name in SUITES:
+        return Suite(name, list(_shipped(name)))
     path = Path(name).expanduser()
     if path.suffix in (".jsonl", ".json") or path.exists():
         return read_suite(path)
@@ -86,10 +86,10 @@ def read_suite(path: Path) -> Suite:
     return Suite(path.name, found, later)
 
 
-def _demo() -> Iterator[Prompt]:
-    """Yield the shipped suite: lines of its own, and lines that use a prompt of `workloads` by its id."""
-    known = {p.id: p for p in load_prompts()}
-    text = resources.files("slipstream.measure").joinpath("prompts", "demo.jsonl").read_text(encoding="utf-8")
+def _shipped(name: str) -> Iterator[Prompt]:
+    """Yield a shipped suite: lines of its own, and lines that use a prompt of `workloads` or of `demo` by its id."""
+    known = {p.id: p for p in (*load_prompts(), *(_shipped("demo") if name != "demo" else ()))}
+    text = resources.files("slipstream.measure").joinpath("prompts", f"{name}.jsonl").read_text(encoding="utf-8")
     for line in text.splitlines():
         item = json.loads(line)
         if "use" in item:

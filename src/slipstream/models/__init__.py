@@ -41,7 +41,7 @@ _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 class ModelInfo:
     """A catalogue model as `models list` shows it. Sizes in bytes; `folder` is None until it has been pulled.
 
-    `codes`: its .gguf file is there, whose 4-bit codes the kernels run as they are.
+    `codes`: its .gguf file is there, whose codes the kernels run as they are.
     """
 
     name: str
@@ -91,7 +91,7 @@ def locate(name_or_path: str | os.PathLike[str], *, packed: str | None, progress
 
 
 def has_codes(name_or_path: str | os.PathLike[str]) -> bool:
-    """Tell whether a model's weights are here, or will be once pulled, as 4-bit codes that the kernels keep."""
+    """Tell whether a model's weights are here, or will be once pulled, as codes of a few bits."""
     text = os.fspath(name_or_path)
     place = path(text) if text in CATALOGUE else Path(text).expanduser()
     if text in CATALOGUE and not is_complete(place):
@@ -103,11 +103,11 @@ def has_codes(name_or_path: str | os.PathLike[str]) -> bool:
         return True
     from slipstream.checkpoints.gguf_file import open_gguf
 
-    return open_gguf(file).four_bits
+    return open_gguf(file).coded
 
 
 def perplexity_words(name_or_path: str | os.PathLike[str]) -> str:
-    """Say what running a model's 4-bit codes costs in perplexity, as measured when this package was made."""
+    """Say what running a model's codes costs in perplexity, as measured when this package was made."""
     entry = _entry(os.fspath(name_or_path))
     table = json.loads(resources.files(__name__).joinpath("perplexity.json").read_text(encoding="utf-8"))
     if entry is None or entry.name not in table:

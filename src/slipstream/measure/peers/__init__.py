@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +21,25 @@ from slipstream.types import RequestError
 Generate = Callable[[list[list[int]], list[int], int], list[list[int]]]  # prompts, seeds, most tokens -> outputs
 
 
+@dataclass
+class First:
+    """When the first tokens of a call came, by `time.perf_counter`, and how many at once; `at` None: not yet."""
+
+    at: float | None = None
+    count: int = 0
+
+    def mark(self, count: int) -> None:
+        """Note that so many tokens are there; only the first time counts."""
+        if self.at is None:
+            self.at, self.count = time.perf_counter(), count
+
+
 @dataclass(frozen=True)
 class Task:
     """What a peer is given: the weights, how they run, and how to sample.
 
-    `draft_folder` is a draft model, for the peers that use one. `eos_ids` empty: go on after an end of text.
+    `draft_folder` is a draft model, for the peers that use one. `eos_ids` empty: go on after an end of text. `first`
+    is told when the first tokens of a call are there.
     """
 
     folder: Path
@@ -38,6 +53,7 @@ class Task:
     min_p: float = 0.0
     eos_ids: tuple[int, ...] = ()
     draft_folder: Path | None = None
+    first: First | None = None
 
 
 @dataclass(frozen=True)

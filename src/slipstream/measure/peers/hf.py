@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from slipstream.measure.peers import Generate, Task
+from slipstream.measure.peers import First, Generate, Task
 from slipstream.types import WorkError
 
 
@@ -25,6 +25,8 @@ def generator(task: Task, **extra: Any) -> Generate:
     model.generation_config.eos_token_id = list(task.eos_ids) or None
     model.generation_config.pad_token_id = pad = task.eos_ids[0] if task.eos_ids else 0
     options = {**_sampling(task), **extra}
+    if task.first is not None:
+        options["streamer"] = _Streamer(task.first)
 
     def run(prompts: list[list[int]], seeds: list[int], max_tokens: int) -> list[list[int]]:
         import torch
@@ -38,6 +40,21 @@ def generator(task: Task, **extra: Any) -> Generate:
         return [ended(row, task.eos_ids) for row in found[:, width:].tolist()]
 
     return run
+
+
+class _Streamer:
+    """What `generate` tells its tokens: the prompt, then every new piece."""
+
+    def __init__(self, first: First) -> None:
+        self._first, self._prompt = first, True
+
+    def put(self, value: Any) -> None:
+        if not self._prompt:
+            self._first.mark(int(value.numel()))
+        self._prompt = False
+
+    def end(self) -> None:
+        self._prompt = True
 
 
 @cache

@@ -1,6 +1,7 @@
 """llama-cpp-python on the .gguf that the target came from: its own quantised arithmetic, so texts are not compared.
 
-Needs `--model FILE.gguf`. The cache is emptied before each prompt, so that none profits from the one before.
+Needs `--model FILE.gguf`, or a pulled model that keeps its file. The cache is emptied before each prompt, so that none
+profits from the one before.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 
 from slipstream.measure.peers import Generate, Task
 from slipstream.measure.peers.hf import ended
+from slipstream.models import KEPT
 from slipstream.types import RequestError
 
 
@@ -25,13 +27,18 @@ def generator(task: Task, **extra: Any) -> Generate:
 
     path = Path(task.name).expanduser()
     if path.suffix.lower() != ".gguf":
-        raise RequestError(f"peer llama-cpp runs .gguf files only, not {task.name}: give --model FILE.gguf")
+        path = task.folder / KEPT
+        if not path.is_file():
+            raise RequestError(
+                f"peer llama-cpp runs .gguf files only, not {task.name}: give --model FILE.gguf, or pull it again"
+            )
     threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     gpu = -1 if task.device.startswith("cuda") else 0
     llama = Llama(
         str(path),
         n_ctx=task.max_len,
         n_threads=threads,
+        n_threads_batch=threads,
         n_gpu_layers=gpu,
         logits_all=bool(extra),
         verbose=False,
@@ -41,21 +48,20 @@ def generator(task: Task, **extra: Any) -> Generate:
 
     def run(prompts: list[list[int]], seeds: list[int], max_tokens: int) -> list[list[int]]:
         return [
-            _one(llama, prompt, seed, max_tokens, task.eos_ids, sampling)
-            for prompt, seed in zip(prompts, seeds, strict=True)
+            _one(llama, prompt, seed, max_tokens, task, sampling) for prompt, seed in zip(prompts, seeds, strict=True)
         ]
 
     return run
 
 
-def _one(
-    llama: Any, prompt: list[int], seed: int, max_tokens: int, eos_ids: tuple[int, ...], sampling: dict[str, Any]
-) -> list[int]:
+def _one(llama: Any, prompt: list[int], seed: int, max_tokens: int, task: Task, sampling: dict[str, Any]) -> list[int]:
     llama.reset()
     llama.set_seed(seed % 2**32)
     found: list[int] = []
     for token in llama.generate(prompt, repeat_penalty=1.0, **sampling):
         found.append(int(token))
-        if len(found) >= max_tokens or token in eos_ids:
+        if task.first is not None:
+            task.first.mark(1)
+        if len(found) >= max_tokens or token in task.eos_ids:
             break
-    return ended(found, eos_ids)
+    return ended(found, task.eos_ids)
