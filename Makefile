@@ -9,7 +9,7 @@ MODEL  := smollm2-135m-instruct
 # threads that spin while they wait make a busy machine several times slower
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: demo speculators test test-slow test-big test-gpu check fix test-neon bench bench-kernels sanitize docs clean
+.PHONY: demo speculators test test-slow test-big test-gpu check fix test-neon bench bench-gpu bench-kernels sanitize docs clean
 
 # A changed kernel source is built by installing again.
 $(STAMP): pyproject.toml constraints.txt CMakeLists.txt $(wildcard src/kernels/*)
@@ -70,6 +70,10 @@ bench: $(STAMP)
 	$(BIN)/slipstream models pull $(MODEL)
 	$(BIN)/python -m slipstream.measure.bench $(BENCH)
 	$(if $(BENCH),,$(BIN)/python -m slipstream.measure.bench_peers --docs .)
+
+# one prepared run of a few minutes, with the environment's own torch like test-gpu
+bench-gpu:
+	PYTHONPATH=src $(PYTHON) -m slipstream.measure.bench_gpu $(BENCH)
 
 # The CPU kernels against the machine's memory; BENCH=--check fails where a limit is missed.
 bench-kernels: $(STAMP)

@@ -53,9 +53,7 @@ def choose_way(quantize: str, dtype: torch.dtype, device: str, *, codes: bool = 
         return Way(True, "int4", f"target: CPU kernels ({kernels.level()}), {_PUBLISHED}, {_EIGHT}")
     asked = quantize not in ("auto", "none")
     if device != "cpu":
-        if asked:
-            raise RequestError(f"quantize={quantize} is not available on {device} yet; use none, or device cpu")
-        return Way(False)
+        return _on_accelerator(quantize, dtype, device) if asked else Way(False)
     if not asked and dtype is not torch.bfloat16:
         return Way(False)
     if not kernels.available():
@@ -65,6 +63,21 @@ def choose_way(quantize: str, dtype: torch.dtype, device: str, *, codes: bool = 
     chosen = quantize if asked else "none"
     said = f"target: CPU kernels ({kernels.level()}), {_NAMES[chosen]}"
     return Way(True, chosen, f"{said} (quantize auto; int4 is faster)" if quantize == "auto" else said)
+
+
+def _on_accelerator(quantize: str, dtype: torch.dtype, device: str) -> Way:
+    import torch
+
+    from slipstream.nets.quantised import BITS, lacking
+
+    if quantize not in BITS:
+        raise RequestError(f"quantize={quantize} is not available on {device}; use {', '.join(BITS)} or none")
+    if dtype is not torch.bfloat16:
+        raise RequestError(f"quantize={quantize} on {device} needs dtype bfloat16, not {str(dtype)[6:]}")
+    reason = lacking(quantize, device)
+    if reason:
+        raise RequestError(f"quantize={quantize} is not available on {device} ({reason}); use none, or device cpu")
+    return Way(False, quantize, f"target: torch on {device}, {BITS[quantize][0]}-bit weights")
 
 
 def draft_way(quantize: str, dtype: torch.dtype, device: str) -> Way:
@@ -89,7 +102,7 @@ def open_decoder(model: Path, way: Way, dtype: torch.dtype, device: str, **sizes
     if not way.kernels:
         from slipstream.nets.decoder import load_decoder
 
-        return load_decoder(model, dtype, device, **sizes)
+        return load_decoder(model, dtype, device, quantize=way.quantize, **sizes)
     from slipstream.kernels.load import Kinds, load_kernel_decoder
 
     kinds = Kinds.of(way.quantize, coarse=way.coarse)

@@ -8,10 +8,9 @@ On a CPU all of this is the plain thing. No arithmetic here.
 
 from __future__ import annotations
 
-import contextlib
+import threading
 import time
-from collections.abc import Callable, Iterator
-from contextvars import ContextVar
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -70,10 +69,21 @@ def certainly(mask: Tensor) -> bool:
 
 
 class Faults:
-    """Refusals noted during a round on an accelerator, to be read with the verdict."""
+    """Refusals on an accelerator: noted while the context is open, not waited for; who opens it settles them."""
 
     def __init__(self) -> None:
         self._notes: list[tuple[Tensor, Callable[[], Exception]]] = []
+        self._before: Faults | None = None
+
+    def __enter__(self) -> Faults:
+        """Collect."""
+        self._before = getattr(_open, "faults", None)
+        _open.faults = self
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Collect no more."""
+        _open.faults = self._before
 
     def note(self, wrong: Tensor, error: Callable[[], Exception]) -> None:
         """Remember that `error` holds if any element of `wrong` is true."""
@@ -90,23 +100,12 @@ class Faults:
                 raise error()
 
 
-_open: ContextVar[Faults | None] = ContextVar("faults", default=None)
-
-
-@contextlib.contextmanager
-def collected() -> Iterator[Faults]:
-    """Collect the refusals on an accelerator instead of waiting for each; who opens this settles them."""
-    faults = Faults()
-    token = _open.set(faults)
-    try:
-        yield faults
-    finally:
-        _open.reset(token)
+_open = threading.local()
 
 
 def refuse(wrong: Tensor, error: Callable[[], Exception]) -> None:
     """Raise `error()` if any element of `wrong` is true: now, or with the round's verdict when they are collected."""
-    faults = _open.get()
+    faults: Faults | None = getattr(_open, "faults", None)
     if faults is None or known(wrong):
         if bool(on_host(wrong).any()):
             raise error()

@@ -48,7 +48,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--quantize",
         default="auto",
-        help="weight format on a CPU: auto, none, int4, int8 or w8a8 (each is a model of its own)",
+        help="weight format: auto, none, int4, int8, or w8a8 on a CPU (each is a model of its own)",
     )
     group.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N (%(default)s)")
     group.add_argument("--max-model-len", type=int, metavar="N", help="context kept per row, in tokens (the model's)")

@@ -11,6 +11,7 @@ from collections.abc import Sequence as Seq
 import torch
 from torch import Tensor
 
+from slipstream.devices import moved
 from slipstream.types import Draft, Draw, Sequence
 
 
@@ -31,15 +32,15 @@ def chain_draft(
     width = max(lengths, default=1)
     if width == 1 and len(rows) == 1:  # most rounds of plain decoding: nothing else is as fast
         parents, ones, fixed = _skeleton(1, 1, device)
-        return Draft(torch.full((1, 1), rows[0].tokens[-1], device=device), parents, ones, fixed)
+        return Draft(moved(torch.full((1, 1), rows[0].tokens[-1]), device), parents, ones, fixed)
     tokens = [
         [row.tokens[-1], *guess] + [0] * (width - n) for row, guess, n in zip(rows, guesses, lengths, strict=True)
     ]
     parents, ones, fixed = _skeleton(len(lengths), width, device)
     return Draft(
-        tokens=torch.tensor(tokens, dtype=torch.int64, device=device).view(len(lengths), width),  # [B, N]
+        tokens=moved(torch.tensor(tokens, dtype=torch.int64).view(len(lengths), width), device),  # [B, N]
         parents=parents,
-        length=ones if width == 1 else torch.tensor(lengths, device=device),  # [B]
+        length=ones if width == 1 else moved(torch.tensor(lengths), device),  # [B]
         draw=fixed if sampled is None or width == 1 else _draws(sampled, lengths, device),
         q=None if q is None or width == 1 else q[:, :width],  # [B, N, V]
     )
@@ -47,12 +48,13 @@ def chain_draft(
 
 @functools.lru_cache(maxsize=128)
 def _skeleton(rows: int, width: int, device: torch.device | str) -> tuple[Tensor, Tensor, Tensor]:
-    parents = torch.arange(-1, width - 1, device=device).repeat(rows, 1)  # [B, N]
-    return parents, torch.ones(rows, dtype=torch.int64, device=device), torch.zeros_like(parents)
+    parents = torch.arange(-1, width - 1).repeat(rows, 1)  # [B, N]
+    ones, fixed = torch.ones(rows, dtype=torch.int64), torch.zeros_like(parents)
+    return moved(parents, device), moved(ones, device), moved(fixed, device)
 
 
 def _draws(sampled: Seq[bool], lengths: Seq[int], device: torch.device | str) -> Tensor:
     width = max(lengths)
     drawn = [n if flag else 1 for flag, n in zip(sampled, lengths, strict=True)]  # roots and padding are fixed
     kinds = [[Draw.FIXED] + [Draw.SAMPLED] * (n - 1) + [Draw.FIXED] * (width - n) for n in drawn]
-    return torch.tensor(kinds, dtype=torch.int64, device=device)  # [B, N]
+    return moved(torch.tensor(kinds, dtype=torch.int64), device)  # [B, N]

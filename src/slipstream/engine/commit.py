@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from slipstream.devices import Faults, moved, on_host
 from slipstream.engine.stats import Clock
 from slipstream.sampling import token_logprobs
 from slipstream.types import Delta, Draft, Laws, Rngs, Scores, Sequence, Token, Verdict
@@ -50,8 +51,8 @@ class RoundTrace:
     kept: int
 
 
-def to_host(work: Round) -> list[Found]:
-    """Bring the verdict over: in one transfer from an accelerator, each waits for it."""
+def to_host(work: Round, faults: Faults | None = None) -> list[Found]:
+    """Bring the verdict over: in one transfer from an accelerator, each waits for it. Raise the first noted refusal."""
     draft, verdict, bad = work.draft, work.verdict, work.laws.bad
     assert verdict is not None
     if verdict.path.device.type == "cpu" and draft.tokens.device.type == "cpu":
@@ -62,10 +63,23 @@ def to_host(work: Round) -> list[Found]:
     columns = [verdict.accepted[:, None], verdict.next_token[:, None], draft.length[:, None], verdict.path]
     columns += [draft.tokens] if bad is None else [draft.tokens, bad.long()]
     found = []
-    for line in torch.cat(columns, 1).tolist():
+    for line in _read(torch.cat(columns, 1), faults):
         path, ids = line[3 : 3 + depth], line[3 + depth : 3 + depth + nodes]
-        found.append(_found(*line[:3], path, ids, None if bad is None else line[3 + depth + nodes :]))
+        marks = None if bad is None else line[3 + depth + nodes :]
+        found.append(_found(line[0], line[1], line[2], path, ids, marks))
     return found
+
+
+def _read(table: torch.Tensor, faults: Faults | None) -> list[list[int]]:
+    """Read a table [B, W] and the refusals noted on the way, at once."""
+    noted = None if faults is None else faults.flags()
+    if faults is None or noted is None:
+        lines: list[list[int]] = table.tolist()
+        return lines
+    size, width = table.numel(), table.shape[1]
+    flat = torch.cat([table.flatten(), noted]).tolist()
+    faults.settle(flat[size:])
+    return [flat[at : at + width] for at in range(0, size, width)]
 
 
 def _found(
@@ -109,12 +123,12 @@ def add_logprobs(work: Round, b: int, tokens: list[Token], path: list[int], proc
     if k is None or not tokens:
         return
     logits = work.scores.logits
-    nodes = torch.tensor([0, *path], device=logits.device)
+    nodes = moved(torch.tensor([0, *path]), logits.device)
     laws: Laws | None = None
     if processed:
         p, points = work.laws.probs, work.laws.points
         laws = Laws(None if p is None else p[b, nodes], None if points is None else points[b, nodes])
-    ids = torch.tensor([t.id for t in tokens], device=logits.device)
+    ids = [t.id for t in tokens]
     for token, (own, top) in zip(tokens, token_logprobs(logits[b, nodes], ids, k, processed=laws), strict=True):
         token.logprob, token.top_logprobs = own, top
 
@@ -122,5 +136,5 @@ def add_logprobs(work: Round, b: int, tokens: list[Token], path: list[int], proc
 def trace_of(work: Round, b: int, found: Found, kept: int) -> RoundTrace:
     """Describe row b's round for a viewer."""
     nodes = found.drafted + 1
-    tokens, parents = work.draft.tokens[b, :nodes].tolist(), work.draft.parents[b, :nodes].tolist()
+    tokens, parents = (on_host(t)[b, :nodes].tolist() for t in (work.draft.tokens, work.draft.parents))
     return RoundTrace(work.rows[b], tokens, parents, found.path, found.tokens[-1], kept)

@@ -13,7 +13,8 @@ from typing import Literal
 
 import torch
 
-from slipstream.engine.commit import Round, RoundTrace, add_logprobs, grow, to_host, trace_of
+from slipstream.devices import Faults, Stopwatch, moved
+from slipstream.engine.commit import Found, Round, RoundTrace, add_logprobs, grow, to_host, trace_of
 from slipstream.engine.finish import Detokenizer, Ending
 from slipstream.engine.guard import checked
 from slipstream.engine.scheduler import Scheduler
@@ -128,13 +129,16 @@ class Engine:
                 if not rows:
                     return []
                 start = time.perf_counter()
-                work = self._draft(rows)
-                self._score(work)
-                work.laws = self._laws(rows, work.scores.logits, work.draft)  # type: ignore[union-attr]
-                work.verdict = self.rule(work.draft, work.laws, work.rngs)
+                with Faults() as faults:
+                    work = self._draft(rows)
+                    watch = self._score(work)
+                    work.laws = self._laws(rows, work.scores.logits, work.draft)  # type: ignore[union-attr]
+                    work.verdict = self.rule(work.draft, work.laws, work.rngs)
                 if self.watch is not None:
                     self.watch(work)
-                deltas = self._commit(work)
+                found = to_host(work, faults)  # the one time a round waits for an accelerator
+                work.clock.target = watch.seconds
+                deltas = self._commit(work, found)
                 work.clock.total = time.perf_counter() - start
                 return self._emit(work, deltas)
         finally:
@@ -160,16 +164,15 @@ class Engine:
             budget = min(budget, room - 1)
         return max(0, min(budget, self.target.caps.max_nodes - 1))
 
-    def _score(self, work: Round) -> None:
-        start = time.perf_counter()
+    def _score(self, work: Round) -> Stopwatch:
+        watch = Stopwatch(work.draft.tokens.device)
         work.scores = self.target.score([row.slot for row in work.rows], work.draft)
-        if work.scores.logits.is_cuda:
-            torch.cuda.synchronize()  # so that the target's time is its own
-        work.clock.target = time.perf_counter() - start
+        watch.stop()
+        return watch
 
-    def _commit(self, work: Round) -> list[Delta]:
+    def _commit(self, work: Round, found: list[Found]) -> list[Delta]:
         try:
-            deltas, paths = self._grown(work)
+            deltas, paths = self._grown(work, found)
             self.target.commit([row.slot for row in work.rows], paths)
             self._tell(work, paths)
         except BaseException as error:  # caches and texts may disagree: the rows cannot go on
@@ -179,11 +182,11 @@ class Engine:
             raise
         return deltas
 
-    def _grown(self, work: Round) -> tuple[list[Delta], list[list[int]]]:
+    def _grown(self, work: Round, verdicts: list[Found]) -> tuple[list[Delta], list[list[int]]]:
         """Let each row take what its verdict gives; return the deltas and the paths to keep."""
         deltas, paths = [], []
         processed = self.options.logprobs_mode == "processed_logprobs"
-        for b, found in enumerate(to_host(work)):
+        for b, found in enumerate(verdicts):
             delta, path = grow(work.rows[b], found, self._by(work.rows[b]))
             if self._hits is not None:
                 self._hits.record(found.drafted, len(found.path))
@@ -205,8 +208,11 @@ class Engine:
         assert work.verdict is not None
         start = time.perf_counter()
         cached = [r.tokens[r.cached - 1 - len(p) : r.cached] for r, p in zip(work.rows, paths, strict=True)]
-        felt = work.scores.taps.items()
-        taps: list[Mapping[int, torch.Tensor]] = [{k: t[b, [0, *p]] for k, t in felt} for b, p in enumerate(paths)]
+        felt, device = work.scores.taps.items(), work.scores.logits.device
+        nodes = [moved(torch.tensor([0, *p]), device) for p in paths] if felt else []
+        taps: list[Mapping[int, torch.Tensor]] = [{} for _ in paths]
+        for b, at in enumerate(nodes):
+            taps[b] = {k: t[b, at] for k, t in felt}
         self.drafter.observe(work.rows, cached, taps)
         work.clock.draft += time.perf_counter() - start
         self.controller.record(work.rows, work.draft, work.verdict, work.laws)

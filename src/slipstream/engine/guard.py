@@ -6,6 +6,7 @@ import dataclasses
 
 import torch
 
+from slipstream.devices import known, moved, on_host
 from slipstream.types import Draft, Draw, WorkError
 
 
@@ -20,24 +21,28 @@ def checked(draft: Draft, budget: list[int], vocab: int, name: str) -> Draft:
     longest = draft.nodes - 1
     if longest > max(budget):
         raise WorkError(f"drafter {name!r} drafted {longest} nodes with a budget of {max(budget)}")
-    if draft.tokens.device.type != "cpu":  # on an accelerator these checks would cost a host sync
-        return draft
-    for length, most in zip(draft.length.tolist(), budget, strict=True):
+    if not all(known(part) for part in (draft.tokens, draft.length, draft.draw)):
+        return draft  # on an accelerator, and never on the host: the checks would have to wait for it
+    for length, most in zip(on_host(draft.length).tolist(), budget, strict=True):
         if length - 1 > most:
             raise WorkError(f"drafter {name!r} drafted {length - 1} nodes with a budget of {most}")
     return _real_ids(draft, vocab, name)
 
 
 def _real_ids(draft: Draft, vocab: int, name: str) -> Draft:
-    ids = draft.tokens.tolist()
-    if all(0 <= token < vocab for row in ids for token in row):
+    tokens = on_host(draft.tokens)
+    if all(0 <= token < vocab for row in tokens.tolist() for token in row):
         return draft
-    outside = (draft.tokens < 0) | (draft.tokens >= vocab)
-    valid = torch.arange(draft.nodes) < draft.length[:, None]
+    lengths, draw = on_host(draft.length), on_host(draft.draw)
+    outside = (tokens < 0) | (tokens >= vocab)
+    valid = torch.arange(draft.nodes) < lengths[:, None]
     rows = (outside & valid).any(1)
-    if bool((rows[:, None] & valid & (draft.draw != Draw.FIXED)).any()) or not draft.chain:
-        wrong = int(draft.tokens[outside & valid][0])
+    if bool((rows[:, None] & valid & (draw != Draw.FIXED)).any()) or not draft.chain:
+        wrong = int(tokens[outside & valid][0])
         raise WorkError(f"drafter {name!r} drafted id {wrong}, outside the target's {vocab} tokens")
     first = outside.int().argmax(1)
-    length = torch.where(rows, torch.minimum(draft.length, first), draft.length).clamp(min=1)
-    return dataclasses.replace(draft, tokens=draft.tokens.masked_fill(outside, 0), length=length)
+    length = torch.where(rows, torch.minimum(lengths, first), lengths).clamp(min=1)
+    device = draft.tokens.device
+    return dataclasses.replace(
+        draft, tokens=moved(tokens.masked_fill(outside, 0), device), length=moved(length, device)
+    )

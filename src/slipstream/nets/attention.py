@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from slipstream.devices import moved
+
 _FOLD_LIMIT = 32  # above this many queries the folded mask costs more than the grouped kernel
 
 
@@ -88,4 +90,4 @@ def attend(q: Tensor, kv: tuple[Tensor, Tensor], sight: Sight, scale: float) -> 
 
 def _additive(seen: Tensor, groups: int, like: Tensor) -> Tensor:
     mask = torch.zeros(seen.shape, dtype=like.dtype).masked_fill_(~seen, float("-inf"))
-    return mask.repeat(groups, 1).to(like.device)
+    return moved(mask.repeat(groups, 1), like.device)

@@ -1,8 +1,8 @@
 """Scoring drafts on an accelerator: a pass is packed, sent in one copy, and run or replayed at its size.
 
 In: nodes and their ids. Out: logits [B, N, V] and taps [B, N, H], zeros at padding, the caller's own. Recording can be
-switched off with SLIPSTREAM_CUDA_GRAPHS=0, and all of this with SLIPSTREAM_BATCHED=0; a device that cannot record a
-pass runs it as it is, and says so once.
+switched off with SLIPSTREAM_CUDA_GRAPHS=0, and all of this with SLIPSTREAM_BATCHED=0; SLIPSTREAM_COMPILE=1 compiles
+the layers. A device that cannot record a pass runs it as it is, and says so once.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from slipstream.devices import fill, known, on_host
 from slipstream.nets.batched import BatchPass, Bucket, Frame, bucket_of, pack
+from slipstream.nets.compiling import compiled, wanted
 from slipstream.nets.graphs import CudaRecorder, Recorder, Recordings, Run
 from slipstream.nets.kv_cache import KVCache
 from slipstream.nets.passes import Nodes
@@ -95,7 +96,7 @@ def runner_for(net: Decoder, cache: KVCache, max_nodes: int) -> BatchRunner | No
     if net.device.type == "cpu" or os.environ.get(BATCHED) == "0":
         return None
     record = net.device.type == "cuda" and torch.cuda.is_available() and os.environ.get(GRAPHS) != "0"
-    return BatchRunner(net, cache, max_nodes, CudaRecorder() if record else None)
+    return BatchRunner(compiled(net) if wanted() else net, cache, max_nodes, CudaRecorder() if record else None)
 
 
 def _cut(x: Tensor, rows: int, n: int) -> Tensor:

@@ -18,8 +18,9 @@ from slipstream.devices import known, moved, on_host, refuse
 from slipstream.nets.batch_runner import runner_for
 from slipstream.nets.families import DecoderConfig, read_config
 from slipstream.nets.kv_cache import CacheShape, KVCache
-from slipstream.nets.layers import RopeTable, gated, rms_norm, rotate
+from slipstream.nets.layers import RopeTable, gated, linear, rms_norm, rotate
 from slipstream.nets.passes import Nodes, Pass, Rotations, row_pass
+from slipstream.nets.quantised import quantised
 from slipstream.nets.weights import LayerWeights, Weights, as_dtype, load_weights, read_json
 from slipstream.types import RequestError
 
@@ -63,8 +64,23 @@ class Decoder:
 
     def layer(self, index: int, h: Tensor, work: Pass) -> Tensor:
         """Add one layer to the residual stream h [R, H] in place; the pass takes its keys and values."""
-        w, eps = self.weights.layers[index], self.config.eps
-        x = self._attention(index, rms_norm(h, w.attn_in, eps), work)
+        w, heads, rope = self.weights.layers[index], self.config.heads, self.config.ropes[index]
+        qk, v = self.before(h, w, None if rope is None else work.rotations[rope])
+        return self.after(h, work.attend(index, qk[:, :heads], qk[:, heads:], v), w)
+
+    def before(self, h: Tensor, w: LayerWeights, turn: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:
+        """Return what a layer's attention takes of h [R, H]: queries and keys [R, heads + KV, D], values [R, KV, D]."""
+        c = self.config
+        qkv = w.qkv(rms_norm(h, w.attn_in, c.eps)).view(h.shape[0], c.heads + 2 * c.kv_heads, c.head_dim)
+        qk, v = qkv[:, : c.heads + c.kv_heads], qkv[:, c.heads + c.kv_heads :]
+        if w.q_norm is not None:
+            qk = self._normed(qk, w)
+        return (qk if turn is None else rotate(qk, *turn)), v
+
+    def after(self, h: Tensor, x: Tensor, w: LayerWeights) -> Tensor:
+        """Add attended heads x [R, heads * D], and what the MLP makes of the sum, to h [R, H] in place."""
+        eps = self.config.eps
+        x = w.out(x)
         h += x if w.attn_out is None else rms_norm(x, w.attn_out, eps)
         x = w.down(gated(w.gate_up(rms_norm(h, w.mlp_in, eps)), self.config.activation))
         h += x if w.mlp_out is None else rms_norm(x, w.mlp_out, eps)
@@ -86,17 +102,6 @@ class Decoder:
         """Normed states [R, H] -> logits [R, V]."""
         logits, cap = self.weights.head(x), self.config.logit_cap
         return logits if cap is None else torch.tanh(logits / cap) * cap
-
-    def _attention(self, index: int, x: Tensor, work: Pass) -> Tensor:
-        c, w = self.config, self.weights.layers[index]
-        qkv = w.qkv(x).view(x.shape[0], c.heads + 2 * c.kv_heads, c.head_dim)
-        qk, v = qkv[:, : c.heads + c.kv_heads], qkv[:, c.heads + c.kv_heads :]
-        if w.q_norm is not None:
-            qk = self._normed(qk, w)
-        rope = c.ropes[index]
-        if rope is not None:
-            qk = rotate(qk, *work.rotations[rope])
-        return w.out(work.attend(index, qk[:, : c.heads], qk[:, c.heads :], v))
 
     def _normed(self, qk: Tensor, w: LayerWeights) -> Tensor:
         heads, eps = self.config.heads, self.config.eps
@@ -283,12 +288,13 @@ def load_decoder(
     max_rows: int = 1,
     max_len: int | None = None,
     max_nodes: int = 64,
+    quantize: str = "none",
 ) -> CachedDecoder:
     """Load a model folder (config.json, safetensors) as a decoder with `max_rows` cache slots.
 
     `vocab` is the number of real token ids: the head is cut to it. `max_len` None is the model's own; `max_nodes`
-    bounds the nodes of one pass. The cache reserves max_rows * (max_len + max_nodes) tokens in every layer, sliding
-    windows included.
+    bounds the nodes of one pass; `quantize` is none or a format of `quantised`. The cache reserves
+    max_rows * (max_len + max_nodes) tokens in every layer, sliding windows included.
     """
     path = Path(folder)
     config = read_config(read_json(path / "config.json"))
@@ -300,6 +306,6 @@ def load_decoder(
         if value < 1:
             raise RequestError(f"{name} {value} must be at least 1")
     kind, where = as_dtype(dtype, config.dtype), torch.device(device)
-    weights = load_weights(path, config, vocab, kind, where)
+    weights = load_weights(path, config, vocab, kind, where, linear if quantize == "none" else quantised(quantize))
     net = Decoder(config, weights, kind, where)
     return CachedDecoder(net, vocab=vocab, max_rows=max_rows, max_len=max_len, max_nodes=max_nodes)

@@ -50,7 +50,8 @@ class CudaRecorder:
                 run()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # what other threads do meanwhile is not recorded and does no harm
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             outputs = run()
         self._pool = graph.pool()
         return Recording(outputs, graph.replay)

@@ -13,6 +13,7 @@ from typing import Protocol, TypeAlias
 import torch
 from torch import Tensor
 
+from slipstream.devices import moved
 from slipstream.nets.attention import Sight, ancestry, attend, chain_sight, tree_sight
 from slipstream.nets.families import DecoderConfig, Rope
 from slipstream.nets.kv_cache import KVCache
@@ -79,7 +80,7 @@ def row_pass(config: DecoderConfig, cache: KVCache, nodes: Nodes, rotate: Rotate
     grown = None if trees is None else [ancestry(parents) for parents in trees]
     depths = [list(range(n)) for n in counts] if grown is None else [g[0] for g in grown]
     at = [start + depth for start, row in zip(starts, depths, strict=True) for depth in row]
-    rotations = rotate(torch.tensor(at, device=like.device), max(at))
+    rotations = rotate(moved(torch.tensor(at), like.device), max(at))
     groups = config.heads // config.kv_heads
     sights: dict[int | None, list[Sight]] = {}
     for window in set(config.windows):

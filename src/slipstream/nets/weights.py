@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from slipstream.nets.families import DecoderConfig
-from slipstream.nets.layers import Linear, Map, linear
+from slipstream.nets.layers import Linear, Map, MapMaker, linear
 from slipstream.types import RequestError, WorkError
 
 _SINGLE = "model.safetensors"
@@ -149,10 +149,12 @@ def _weight_map(index: Path) -> dict[str, str]:
 
 
 class _Loader:
-    """Builds the weights of one decoder from a checkpoint, in one dtype on one device."""
+    """Builds the weights of one decoder from a checkpoint, in one dtype on one device; `make` makes its maps."""
 
-    def __init__(self, files: Checkpoint, config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> None:
-        self.files, self.config, self.dtype, self.device = files, config, dtype, device
+    def __init__(
+        self, files: Checkpoint, config: DecoderConfig, dtype: torch.dtype, device: torch.device, make: MapMaker
+    ) -> None:
+        self.files, self.config, self.dtype, self.device, self.make = files, config, dtype, device, make
         self.norm_dtype = dtype
         if config.norm_offset and dtype.itemsize < 4:
             self.norm_dtype = torch.float32  # 1 + w must not be rounded before it multiplies
@@ -186,7 +188,7 @@ class _Loader:
             bias = None
             if part in self.config.biases:
                 bias = self._own([self.files.take(f"{n}.bias", s[:1]) for n, s in zip(prefixed, shapes, strict=True)])
-            parts[part] = linear(weight, bias)
+            parts[part] = self.make(weight, bias)
         return LayerWeights(**parts)
 
     def _own(self, tensors: list[Tensor]) -> Tensor:
@@ -198,14 +200,21 @@ class _Loader:
         return out
 
 
-def load_weights(folder: Path, config: DecoderConfig, vocab: int, dtype: torch.dtype, device: torch.device) -> Weights:
-    """Load and fuse every weight of a decoder; `vocab` cuts the head to the real token ids."""
+def load_weights(
+    folder: Path,
+    config: DecoderConfig,
+    vocab: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    make: MapMaker = linear,
+) -> Weights:
+    """Load and fuse every weight of a decoder; `vocab` cuts the head to the real token ids, `make` makes the maps."""
     files = Checkpoint(folder)
-    load = _Loader(files, config, dtype, device)
+    load = _Loader(files, config, dtype, device, make)
     size = (config.vocab, config.hidden)
     embed = load.matrix("model.embed_tokens.weight", size)
     head = embed if config.tied else load.matrix("lm_head.weight", size)
     layers = [load.layer(i) for i in range(config.layers)]
     norm = load.norm("model.norm.weight", config.hidden)
     files.finish(ignore=("rotary_emb.inv_freq", *(("lm_head.weight",) if config.tied else ())))
-    return Weights(embed, layers, norm, linear(head[:vocab], last=True))
+    return Weights(embed, layers, norm, make(head[:vocab], last=True))

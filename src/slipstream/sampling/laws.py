@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from slipstream.devices import maybe, moved, on_host
 from slipstream.sampling.processors import edit_draft, edit_heads, needs_history, touches
 from slipstream.sampling.truncate import Cut, law_rows
 from slipstream.types import Draft, Laws, Sequence
@@ -42,13 +43,13 @@ def laws(rows: list[Sequence], logits: Tensor, draft: Draft) -> Laws:
     points, broken = peaks(flat)
     bad = None
     if broken is not None:
-        real = torch.arange(n, device=x.device) < draft.length.to(x.device)[:, None]
+        real = moved(torch.arange(n) < on_host(draft.length)[:, None], x.device)
         bad = broken.view(b, n) & real
-        bad = bad if bool(bad.any()) else None
+        bad = bad if maybe(bad) else None
         flat, points = _replace(flat, points, broken)
     if greedy:
         return Laws(points=points.view(b, n), bad=bad)
-    length = draft.length.tolist()
+    length = on_host(draft.length).tolist()
     cuts = [Cut.of(row.params) if i < length[r] else _PAD for r, row in enumerate(rows) for i in range(n)]
     return Laws(probs=law_rows(flat, points, cuts).view(b, n, vocab), bad=bad)
 
@@ -92,7 +93,10 @@ def fit_vocab(x: Tensor, vocab: int, *, logits: bool) -> Tensor:
 
 
 def peaks(x: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Return the argmax of rows x [R, V], lowest id on a tie, and which rows [R] have no finite peak (None: all do)."""
+    """Return the argmax of rows x [R, V], lowest id on a tie, and which rows [R] have no finite peak (None: all do).
+
+    An accelerator is not asked whether any has none: there it is never None.
+    """
     if x.device.type == "cpu":
         # widening half precision changes neither order nor ties, and torch's own maximum of it is ten times slower
         rows = (x if x.dtype in (torch.float32, torch.float64) else x.float()).numpy()
@@ -103,7 +107,7 @@ def peaks(x: Tensor) -> tuple[Tensor, Tensor | None]:
         return points, None if fine else ~x.gather(1, points[:, None])[:, 0].isfinite()
     top, points = x.max(-1)
     broken = ~top.isfinite()
-    return points, broken if bool(broken.any()) else None
+    return points, broken if maybe(broken) else None
 
 
 def _sound_peaks(x: Tensor) -> Tensor | None:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from slipstream.devices import moved, on_host
 from slipstream.sampling.truncate import Array
 from slipstream.types import Draft, LogitsProcessor, RequestError, SamplingParams, Sequence
 
@@ -66,7 +67,7 @@ def touches(row: Sequence) -> bool:
 def edit_draft(rows: list[Sequence], logits: Tensor, draft: Draft) -> Tensor:
     """Return a float copy of logits [B, N, V] with every real node edited by its own prefix; padding stays raw."""
     x = _own(logits)
-    tokens, parents, length = draft.tokens.tolist(), draft.parents.tolist(), draft.length.tolist()
+    tokens, parents, length = (on_host(t).tolist() for t in (draft.tokens, draft.parents, draft.length))
     for b, row in enumerate(rows):
         if touches(row):
             n = length[b]
@@ -111,7 +112,8 @@ def _bias(x: Tensor, params: SamplingParams) -> None:
     ids = list(bias)
     if max(ids) >= x.shape[-1]:
         raise RequestError(f"logit_bias names token {max(ids)}, but the target has ids 0 to {x.shape[-1] - 1} only")
-    x[:, torch.tensor(ids, device=x.device)] += torch.tensor(list(bias.values()), dtype=x.dtype, device=x.device)
+    values = torch.tensor(list(bias.values()), dtype=x.dtype)
+    x[:, moved(torch.tensor(ids), x.device)] += moved(values, x.device)
 
 
 def _hold_back_ends(x: Tensor, row: Sequence, paths: Paths) -> None:
@@ -119,7 +121,7 @@ def _hold_back_ends(x: Tensor, row: Sequence, paths: Paths) -> None:
     nodes = [node for node, depth in enumerate(paths.depths()) if depth < left]
     ends = sorted({end for end in (*row.eos_ids, *row.params.stop_token_ids) if 0 <= end < x.shape[-1]})
     if nodes and ends:
-        at = torch.tensor(nodes, device=x.device)[:, None], torch.tensor(ends, device=x.device)
+        at = moved(torch.tensor(nodes)[:, None], x.device), moved(torch.tensor(ends), x.device)
         x[at] = -torch.inf
 
 
@@ -147,9 +149,9 @@ def _penalise(x: Tensor, params: SamplingParams, paths: Paths) -> None:
     ids, seen, counts = _tally(paths, x.shape[-1])
     if not len(ids):
         return
-    columns = torch.from_numpy(ids).to(x.device)
-    hit = torch.from_numpy(seen).to(x.device)  # [N, U]
-    count = torch.from_numpy(counts).to(x.device, x.dtype)  # [N, U]
+    columns = moved(torch.from_numpy(ids), x.device)
+    hit = moved(torch.from_numpy(seen), x.device)  # [N, U]
+    count = moved(torch.from_numpy(counts), x.device).to(x.dtype)  # [N, U]
     z = x[:, columns]  # [N, U]
     if params.repetition_penalty != 1.0:
         pushed = torch.where(z > 0, z / params.repetition_penalty, z * params.repetition_penalty)

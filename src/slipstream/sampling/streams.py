@@ -3,13 +3,15 @@
 A stream is the key (seed, sample, stream name); its counter is (round, call in the round) for draft, accept and correct
 draws, and the absolute position for the shared noise. Every (key, counter) is used once in a run, the shared noise
 apart, which is one noise vector per position by design (Daliri et al. 2408.07978). Random bits are made on the CPU by
-numpy, so that a request draws the same whatever the batch, the padding and the device.
+numpy, so that a request draws the same whatever the batch, the padding and the device. Where only an accelerator knows
+which rows draw, it counts the calls itself and picks from uniforms made ahead: nobody waits for it.
 """
 
 from __future__ import annotations
 
 import enum
 import os
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import Any, TypeAlias
 
@@ -17,12 +19,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from slipstream.devices import known, moved, on_host, refuse
 from slipstream.types import Sequence, WorkError
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
 _CHUNK = 128  # ids summed before they are searched
 _HELD = 16  # noise vectors kept: a round asks for a position's twice, to draft and to verify
+_AHEAD = 8  # calls whose uniforms are made at a time when only the device knows who draws
 _WORD = 2**64 - 1
 
 
@@ -60,6 +64,7 @@ class RequestRngs:
         self._rounds = [row.rounds for row in rows]
         self._ends = [len(row.tokens) for row in rows]
         self._calls: dict[tuple[Stream, int], int] = {}  # draws so far
+        self._ahead: dict[Stream, _Ahead] = {}
         self._noise: dict[tuple[int, int, int], Array] = {}
 
     def draft(self, w: Tensor, depth: int, active: Tensor | None = None) -> Tensor:
@@ -74,6 +79,7 @@ class RequestRngs:
             return torch.zeros(0, dtype=torch.int64, device=w.device)
         if self.shared_noise:
             return self._race(w.detach(), depth, owners)
+        self._count_here(Stream.DRAFT)
         return self._invert(Stream.DRAFT, w.detach(), owners)
 
     def correct(self, w: Tensor, active: Tensor | None = None) -> Tensor:
@@ -82,19 +88,28 @@ class RequestRngs:
 
     def accept(self, a: Tensor, active: Tensor | None = None) -> Tensor:
         """Flip coins with probabilities a [B] or [B, K]: uniform of 53 bits in [0, 1), strictly below a."""
-        coins = np.full((a.shape[0], a[0].numel()), np.inf)
-        for b in self._active(a.shape[0], active):
-            coins[b] = self._uniform(Stream.ACCEPT, b, coins.shape[1])
+        lanes = a[0].numel()
         # compared in float64: a uniform rounded to float32 could reach 1, and fail a probability of 1
-        return torch.from_numpy(coins).to(a.device).view(a.shape) < a.detach().double()
+        chance = a.detach().double()
+        if self._counted_there(Stream.ACCEPT, active, lanes):
+            coins = self._take(Stream.ACCEPT, active, a.device)
+            fine = (coins.view(a.shape) < chance).view(a.shape[0], lanes)
+            return (fine if active is None else fine & active[:, None]).view(a.shape)
+        made = np.full((a.shape[0], lanes), np.inf)
+        for b in self._active(a.shape[0], active):
+            made[b] = self._uniform(Stream.ACCEPT, b, lanes)
+        return moved(torch.from_numpy(made), a.device).view(a.shape) < chance
 
     def shared(self, w: Tensor, depth: int, active: Tensor | None = None) -> Tensor:
         """Race for the token at index `len(tokens) + depth - 1`: the least E/w wins, E that position's exponentials."""
+        if active is not None and not known(active):
+            # those who do not draw race too, over weights that are fine: the noise counts no calls
+            return torch.where(active, self.shared(torch.where(active[:, None], w, 1.0), depth), 0)
         rows = self._active(w.shape[0], active)
         out = torch.zeros(w.shape[0], dtype=torch.int64, device=w.device)
         if not rows:
             return out
-        at = torch.tensor(rows, device=w.device)
+        at = moved(torch.tensor(rows), w.device)
         out[at] = self._race(w.detach()[at], depth, rows)
         return out
 
@@ -102,33 +117,58 @@ class RequestRngs:
         noise = np.stack([self._exponential(b, self._ends[b] + depth - 1, w.shape[1]) for b in owners])
         runners = w.double()  # [A, V]
         _need_mass(runners.sum(-1), owners)
-        return torch.where(runners > 0, runners / torch.from_numpy(noise).to(w.device), -1.0).argmax(-1)
+        return torch.where(runners > 0, runners / moved(torch.from_numpy(noise), w.device), -1.0).argmax(-1)
 
     def _draw(self, stream: Stream, w: Tensor, active: Tensor | None) -> Tensor:
+        if self._counted_there(stream, active, 1):
+            u = self._take(stream, active, w.device)
+            if active is None:
+                return pick(w.detach(), u)
+            return torch.where(active, pick(torch.where(active[:, None], w.detach(), 1.0), u), 0)
         rows = self._active(w.shape[0], active)
         out = torch.zeros(w.shape[0], dtype=torch.int64, device=w.device)
         if not rows:
             return out
         if len(rows) == w.shape[0]:
             return self._invert(stream, w.detach(), rows)
-        at = torch.tensor(rows, device=w.device)
+        at = moved(torch.tensor(rows), w.device)
         out[at] = self._invert(stream, w.detach()[at], rows)
         return out
 
     def _invert(self, stream: Stream, w: Tensor, owners: Seq[int]) -> Tensor:
         u = np.concatenate([self._uniform(stream, b, 1) for b in owners])  # [A]
-        return pick(w, torch.from_numpy(u).to(w.device), owners)
+        return pick(w, moved(torch.from_numpy(u), w.device), owners)
 
     def _active(self, b: int, active: Tensor | None) -> list[int]:
         if b != len(self._ids):
             raise ValueError(f"weights for {b} rows, but the round has {len(self._ids)}")
-        return list(range(b)) if active is None else [i for i, on in enumerate(active.tolist()) if on]
+        return list(range(b)) if active is None else [i for i, on in enumerate(on_host(active).tolist()) if on]
 
     def _uniform(self, stream: Stream, b: int, n: int) -> Array:
         call = self._calls.get((stream, b), 0)
         self._calls[stream, b] = call + 1
+        return self._at(stream, b, call, n)
+
+    def _at(self, stream: Stream, b: int, call: int, n: int) -> Array:
         words = raw(self._key(stream, b), (call, self._rounds[b]), n)
         return np.asarray((words >> np.uint64(11)) * 2.0**-53)
+
+    def _counted_there(self, stream: Stream, active: Tensor | None, lanes: int) -> bool:
+        """Say whether the device counts this stream's calls; calls of several lanes are counted by the host."""
+        if lanes == 1:
+            return stream in self._ahead or not (active is None or known(active))
+        self._count_here(stream)
+        return False
+
+    def _count_here(self, stream: Stream) -> None:
+        if stream in self._ahead:
+            self._calls.update({(stream, b): n for b, n in enumerate(self._ahead.pop(stream).settled())})
+
+    def _take(self, stream: Stream, active: Tensor | None, device: torch.device) -> Tensor:
+        if stream not in self._ahead:
+            calls = [self._calls.get((stream, b), 0) for b in range(len(self._ids))]
+            self._ahead[stream] = _Ahead(lambda b, call: self._at(stream, b, call, 1), calls, device)
+        return self._ahead[stream].take(active)
 
     def _exponential(self, b: int, position: int, vocab: int) -> Array:
         where = (b, position, vocab)
@@ -144,6 +184,34 @@ class RequestRngs:
     def _key(self, stream: Stream, b: int) -> tuple[int, int]:
         seed, sample = self._ids[b]
         return seed, sample << 8 | stream
+
+
+class _Ahead:
+    """The uniforms of a stream's next calls; how many calls each row has made since is a tensor of the device."""
+
+    def __init__(self, make: Callable[[int, int], Array], calls: list[int], device: torch.device) -> None:
+        self._make, self._first, self._device = make, calls, device
+        self._used = torch.zeros(len(calls), dtype=torch.int64, device=device)
+        self._table = torch.zeros(len(calls), 0, dtype=torch.float64, device=device)  # [B, calls]
+        self._asked = 0
+
+    def take(self, active: Tensor | None) -> Tensor:
+        """Return a uniform for each row [B], and count a call of those that are active."""
+        if self._asked == self._table.shape[1]:
+            self._extend()
+        u = self._table.gather(1, self._used[:, None])[:, 0]
+        self._used = self._used + (1 if active is None else active.long())
+        self._asked += 1
+        return u
+
+    def settled(self) -> list[int]:
+        """Wait for the device, and return how many calls each row has made."""
+        return [first + used for first, used in zip(self._first, self._used.tolist(), strict=True)]
+
+    def _extend(self) -> None:
+        calls = range(self._asked, self._asked + _AHEAD)
+        more = [[float(self._make(b, first + i)[0]) for i in calls] for b, first in enumerate(self._first)]
+        self._table = torch.cat([self._table, moved(torch.tensor(more, dtype=torch.float64), self._device)], 1)
 
 
 def pick(w: Tensor, u: Tensor, owners: Seq[int] | None = None) -> Tensor:
@@ -174,6 +242,9 @@ def _reach(upto: Tensor, goal: Tensor) -> Tensor:
 
 def _need_mass(total: Tensor, rows: Seq[int]) -> None:
     fine = (total > 0) & total.isfinite()
-    if not bool(fine.all()):
+
+    def error() -> WorkError:
         b = int((~fine).nonzero()[0, 0])
-        raise WorkError(f"row {rows[b]} has weights of sum {float(total[b])}: a draw needs a finite sum above 0")
+        return WorkError(f"row {rows[b]} has weights of sum {float(total[b])}: a draw needs a finite sum above 0")
+
+    refuse(~fine, error)

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from slipstream.devices import moved
 from slipstream.types import SamplingParams
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
@@ -56,48 +57,49 @@ def law_rows(x: Tensor, points: Tensor, cuts: list[Cut]) -> Tensor:
         return _softmax(x, points, cuts)
     probs = torch.zeros_like(x)
     if greedy:
-        at = torch.tensor(greedy, device=x.device)
-        probs[at, points[at]] = 1.0
+        at = moved(torch.tensor(greedy), x.device)
+        probs.index_put_((at, points[at]), x.new_ones(len(greedy)))
     if whole:
-        at = torch.tensor(whole, device=x.device)
+        at = moved(torch.tensor(whole), x.device)
         probs[at] = _softmax(x[at], points[at], [cuts[r] for r in whole])
     if cut_rows and x.device.type == "cpu":
         rows, out = x.numpy(), probs.numpy()
         for r in cut_rows:
             _cut_row(rows[r], cuts[r], out[r])
     elif cut_rows:
-        at = torch.tensor(cut_rows, device=x.device)
+        at = moved(torch.tensor(cut_rows), x.device)
         probs[at] = cut_on_device(x[at], points[at], [cuts[r] for r in cut_rows])
     return probs
 
 
 def cut_on_device(x: Tensor, points: Tensor, cuts: list[Cut]) -> Tensor:
-    """Do what the row-by-row path does, with whole-batch operations, for an accelerator: [R, V] -> [R, V]."""
+    """Do what the row-by-row path does, with whole-batch operations, for an accelerator: [R, V] -> [R, V].
+
+    Nothing is asked of the device, so the sorted head is as long as any of these cuts may need.
+    """
     vocab = x.shape[1]
-    kept = _counts(x, points, cuts, min(vocab, max([HEAD, *(cut.k for cut in cuts)])))
-    width = int(max(kept))
-    head = x.topk(width, dim=-1).values  # [R, width]
-    last = head.gather(1, torch.tensor(kept, device=x.device)[:, None] - 1)  # [R, 1]
-    stays = x >= last
-    extra = (stays.sum(-1).cpu() - torch.tensor(kept)).tolist()
-    for r, spare in enumerate(extra):
-        if spare:
-            ties = (x[r] == last[r]).nonzero()[:, 0]
-            stays[r, ties[-spare:]] = False
+    ks = [cut.k if 0 < cut.k < vocab else vocab for cut in cuts]
+    head = x.topk(max(ks), dim=-1).values  # [R, M]
+    kept = _counts(head, cuts, ks)
+    last = head.gather(1, kept - 1)  # [R, 1]
+    above, ties = x > last, x == last
+    stays = above | (ties & (ties.cumsum(-1) <= kept - above.sum(-1, keepdim=True)))  # lower ids first
     return _softmax(torch.where(stays, x, -torch.inf), points, cuts)
 
 
-def _counts(x: Tensor, points: Tensor, cuts: list[Cut], width: int) -> list[int]:
-    head = x.topk(width, dim=-1).values.double().cpu().numpy()  # [R, width]
-    mass = (1.0 / _softmax(x, points, cuts).amax(-1)).double().tolist()
-    kept = [count(head[r], cut, x.shape[1], mass[r]) for r, cut in enumerate(cuts)]
-    short = [r for r, n in enumerate(kept) if n is None]
-    if short:
-        at = torch.tensor(short, device=x.device)
-        again = _counts(x[at], points[at], [cuts[r] for r in short], x.shape[1])
-        for r, n in zip(short, again, strict=True):
-            kept[r] = n
-    return [n for n in kept if n is not None]
+def _counts(head: Tensor, cuts: list[Cut], ks: list[int]) -> Tensor:
+    """Count what each cut keeps of logits in order [R, M] -> [R, 1], as `count` does; `ks` are in 1..M."""
+    columns = [[c.temperature, math.log(c.min_p) if c.min_p > 0.0 else -math.inf, c.top_p] for c in cuts]
+    facts = moved(torch.tensor(columns, dtype=torch.float64), head.device)
+    temperature, least, top_p = (part[:, None] for part in facts.unbind(1))
+    most = moved(torch.tensor(ks)[:, None], head.device)
+    wide = head.double()
+    scaled = (wide - wide[:, :1]) / temperature
+    limit = (scaled >= least - _MET).sum(-1, keepdim=True).minimum(most)  # [R, 1]
+    at = torch.arange(head.shape[1], device=head.device)
+    total = torch.where(at < limit, scaled.exp(), 0.0).cumsum(-1)
+    short = (total < top_p * total[:, -1:] * (1.0 - _MET)) & (at < limit - 1)
+    return torch.where(top_p < 1.0, 1 + short.sum(-1, keepdim=True), limit)
 
 
 def count(head: Array, cut: Cut, vocab: int, mass: float) -> int | None:
@@ -155,6 +157,6 @@ def _highest(row: Array, width: int) -> Array:
 
 
 def _softmax(x: Tensor, points: Tensor, cuts: list[Cut]) -> Tensor:
-    scale = torch.tensor([cut.temperature for cut in cuts], dtype=x.dtype, device=x.device)[:, None]
+    scale = moved(torch.tensor([cut.temperature for cut in cuts], dtype=x.dtype)[:, None], x.device)
     # the peak goes first, so that a small temperature cannot overflow
     return torch.softmax((x - x.gather(1, points[:, None])) / scale, dim=-1)

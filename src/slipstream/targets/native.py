@@ -11,6 +11,7 @@ from collections.abc import Sequence as Seq
 
 from torch import Tensor
 
+from slipstream.devices import on_host
 from slipstream.nets.decoder import CachedDecoder
 from slipstream.types import Caps, Draft, Scores
 
@@ -38,7 +39,7 @@ class NativeTarget:
     def score(self, slots: list[int], draft: Draft) -> Scores:
         """Run one forward over all nodes of a draft, commit nothing; rows beyond a draft's `length` are zeros."""
         parents = None if draft.chain else draft.parents
-        logits, taps = self.decoder.nodes(slots, draft.tokens, parents, self.taps, draft.length.tolist())
+        logits, taps = self.decoder.nodes(slots, draft.tokens, parents, self.taps, on_host(draft.length).tolist())
         return Scores(logits, taps)
 
     def commit(self, slots: list[int], paths: list[list[int]]) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence as Seq
 import torch
 from torch import Tensor
 
+from slipstream.devices import known, moved, on_host
 from slipstream.types import Draft, Rngs, Verdict
 from slipstream.verify.block import BlockRule
 from slipstream.verify.chain import ChainRule
@@ -30,36 +31,40 @@ class AutoRule(Rule):
     def judge(self, draft: Draft, p: Tensor, rngs: Rngs) -> Verdict:
         """Verify against dense rows p [B, N, V]."""
         kind = _kinds(draft)
-        present = [int(k) for k in kind.unique()]
+        present = sorted({int(k) for k in kind.tolist()})
         if len(present) == 1:
             return _RULES[present[0]].judge(draft, p, rngs)
         merged = _blank(draft)
         for k in present:
-            rows = (kind == k).nonzero()[:, 0]
-            part = _RULES[k].judge(_pick(draft, rows, k), p[rows], _RowsOf(rngs, rows, len(kind)))
+            chosen = (kind == k).nonzero()[:, 0]
+            rows = moved(chosen, p.device)
+            part = _RULES[k].judge(_pick(draft, chosen, k), p[rows], _RowsOf(rngs, chosen, rows, len(kind)))
             merged.path[rows], merged.accepted[rows] = part.path, part.accepted
             merged.next_token[rows] = part.next_token
         return merged
 
 
 def _kinds(draft: Draft) -> Tensor:
-    """Return the rule of each row -> [B]. The choice looks at shape and kinds only, so it cannot lean on a token."""
-    marks = drawn(draft)
-    kind = torch.where(marks.any(1) & (draft.length > 2), _BLOCK, _CHAIN)
+    """Return the rule of each row, on the host -> [B]. It looks at shape and kinds only: it cannot lean on a token."""
+    marks = on_host(drawn(draft))
+    kind = torch.where(marks.any(1) & (on_host(draft.length) > 2), _BLOCK, _CHAIN)
     if draft.chain:
         return kind
-    above = torch.arange(draft.nodes - 1, device=kind.device)
-    branches = (drafted(draft) & (draft.parents[:, 1:] != above)).any(1)
+    above = torch.arange(draft.nodes - 1)
+    branches = (on_host(drafted(draft)) & (on_host(draft.parents)[:, 1:] != above)).any(1)
     return torch.where(branches, _TREE, kind)
 
 
-def _pick(draft: Draft, rows: Tensor, kind: int) -> Draft:
-    q = draft.q if kind != _CHAIN or bool(drawn(draft)[rows].any()) else None
+def _pick(draft: Draft, chosen: Tensor, kind: int) -> Draft:
+    device = draft.tokens.device
+    rows = moved(chosen, device)
+    q = draft.q if kind != _CHAIN or bool(on_host(drawn(draft))[chosen].any()) else None
+    parents, length, draw = (moved(on_host(t)[chosen], device) for t in (draft.parents, draft.length, draft.draw))
     return Draft(
         tokens=draft.tokens[rows],
-        parents=draft.parents[rows],
-        length=draft.length[rows],
-        draw=draft.draw[rows],
+        parents=parents,
+        length=length,
+        draw=draw,
         q=None if q is None else q[rows],
         chain=kind != _TREE,
     )
@@ -73,14 +78,14 @@ def _blank(draft: Draft) -> Verdict:
 class _RowsOf:
     """The randomness of some rows of the batch, in the shape a rule over just these rows expects."""
 
-    def __init__(self, rngs: Rngs, rows: Tensor, size: int) -> None:
-        self._rngs, self._rows, self._size = rngs, rows, size
+    def __init__(self, rngs: Rngs, chosen: Tensor, rows: Tensor, size: int) -> None:
+        self._rngs, self._chosen, self._rows, self._size = rngs, chosen, rows, size
 
     def draft(self, w: Tensor, depth: int, active: Tensor | None = None) -> Tensor:
         return self._rngs.draft(self._spread(w), depth, self._mask(active))[self._rows]
 
     def draft_nodes(self, w: Tensor, depth: int, owners: Seq[int]) -> Tensor:
-        rows = self._rows.tolist()
+        rows = self._chosen.tolist()
         return self._rngs.draft_nodes(w, depth, [rows[b] for b in owners])
 
     def accept(self, a: Tensor, active: Tensor | None = None) -> Tensor:
@@ -98,6 +103,10 @@ class _RowsOf:
         return whole
 
     def _mask(self, active: Tensor | None) -> Tensor:
+        if active is None or known(active):
+            mask = torch.zeros(self._size, dtype=torch.bool)
+            mask[self._chosen] = True if active is None else on_host(active)
+            return moved(mask, self._rows.device)
         whole = torch.zeros(self._size, dtype=torch.bool, device=self._rows.device)
-        whole[self._rows] = True if active is None else active
+        whole[self._rows] = active
         return whole

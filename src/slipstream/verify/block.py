@@ -10,9 +10,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from slipstream.devices import maybe
 from slipstream.types import Draft, Draw, Rngs, Verdict
 from slipstream.verify.chain import chain_ratios
-from slipstream.verify.rule import Rule, chain_verdict, drafted, drop, or_else
+from slipstream.verify.rule import Rule, chain_verdict, drafted, drafting, drop, or_else
 
 
 class BlockRule(Rule):
@@ -28,7 +29,7 @@ class BlockRule(Rule):
         r = _running_ratio(chain_ratios(draft, p, valid))  # [B, N]
         level = torch.arange(1, draft.nodes, device=p.device)
         # no early exit: the LAST passing level wins, whatever failed before it
-        passed = rngs.accept(_levels(draft, p, r), active=valid.any(1)) & valid
+        passed = rngs.accept(_levels(draft, p, r), active=drafting(draft)) & valid
         accepted = (passed * level).amax(1)
         return chain_verdict(draft, accepted, rngs.correct(_next_law(draft, p, r, accepted)))
 
@@ -50,7 +51,7 @@ def _residual(draft: Draft, rows: tuple[Tensor, Tensor | None], r: Tensor, node:
     fixed = draft.draw.gather(1, child) == int(Draw.FIXED)
     weights = p * r[..., None].to(p.dtype)
     if q is not None:
-        if bool(fixed.any()):
+        if maybe(fixed):
             q = q.masked_fill(fixed[..., None], 0.0)
         weights = (weights.sub_(q) if q.dtype == p.dtype else weights - q).clamp_(min=0)
     # below a FIXED child q is 1 at its token, so nothing is left there
@@ -78,6 +79,6 @@ def _next_law(draft: Draft, p: Tensor, r: Tensor, accepted: Tensor) -> Tensor:
     rows = p_row[:, None], None if q_row is None else q_row[:, None]
     weights = _residual(draft, rows, r.gather(1, node), node)[:, 0]
     whole = accepted == draft.length - 1
-    if bool(whole.any()):
+    if maybe(whole):
         weights = torch.where(whole[:, None], p_row, weights)
     return or_else(weights, p_row)

@@ -10,7 +10,17 @@ import torch
 from torch import Tensor
 
 from slipstream.types import Draft, Draw, Rngs, Verdict
-from slipstream.verify.rule import Rule, chain_verdict, drafted, drawn, drop, need_q, or_else, refuse_undrawable
+from slipstream.verify.rule import (
+    Rule,
+    chain_verdict,
+    drafted,
+    drafting,
+    drawn,
+    drop,
+    need_q,
+    or_else,
+    refuse_undrawable,
+)
 
 
 class ChainRule(Rule):
@@ -22,7 +32,7 @@ class ChainRule(Rule):
         """Verify against dense rows p [B, N, V]."""
         valid = drafted(draft)  # [B, L], L = N - 1
         ratio = chain_ratios(draft, p, valid)
-        passed = rngs.accept(ratio.clamp(max=1.0), active=valid.any(1)) & valid if draft.nodes > 1 else valid
+        passed = rngs.accept(ratio.clamp(max=1.0), active=drafting(draft)) & valid if draft.nodes > 1 else valid
         accepted = passed.long().cumprod(1).sum(1)
         return chain_verdict(draft, accepted, rngs.correct(_next_law(draft, p, accepted)))
 

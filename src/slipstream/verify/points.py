@@ -11,6 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from slipstream.devices import maybe, on_host
 from slipstream.types import Draft, Verdict
 
 Choose = Callable[[Tensor, int, Tensor], Tensor]
@@ -34,17 +35,34 @@ def walk_tokens(draft: Draft, choose: Choose) -> Verdict:
     node = torch.zeros(B, dtype=torch.int64, device=device)
     accepted, out = torch.zeros_like(node), torch.zeros_like(node)
     alive = torch.ones(B, dtype=torch.bool, device=device)
-    for depth in range(1, N + 1):
+    last = levels(draft)
+    for depth in range(1, last + 1):
         token = choose(node, depth, alive)
         out = torch.where(alive, token, out)
         hits = valid & (draft.parents == node[:, None]) & (draft.tokens == token[:, None])  # [B, N]
         alive = alive & hits.any(1)
-        if not bool(alive.any()):
+        if depth == last or not maybe(alive):
             break
         node = torch.where(alive, hits.int().argmax(1), node)  # the first of equal siblings
         path[:, depth - 1] = torch.where(alive, node, path[:, depth - 1])
         accepted += alive
     return Verdict(path, accepted, out)
+
+
+def levels(draft: Draft) -> int:
+    """Return at least how many tokens a walk can ask for: one more than the deepest node's depth.
+
+    Where the walk itself can be asked whether it has ended, any bound will do.
+    """
+    if draft.chain or draft.tokens.device.type == "cpu":
+        return draft.nodes
+    deepest = 0
+    for parents, length in zip(on_host(draft.parents).tolist(), on_host(draft.length).tolist(), strict=True):
+        depths = [0]
+        for parent in parents[1:length]:
+            depths.append(depths[parent] + 1)
+        deepest = max(deepest, *depths)
+    return deepest + 1
 
 
 def _walk_chain(draft: Draft, points: Tensor) -> Verdict:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from slipstream.devices import certainly, moved, on_host, refuse
 from slipstream.types import Draft, Draw, Laws, RequestError, Rngs, Verdict, WorkError
 from slipstream.verify.points import walk_points
 
@@ -39,30 +40,39 @@ class Rule:
 
 def drafted(draft: Draft) -> Tensor:
     """Mark the nodes that are neither the root nor padding -> bool [B, N - 1]."""
-    depth = torch.arange(1, draft.nodes, device=draft.tokens.device)
-    return depth < draft.length[:, None]
+    return moved(torch.arange(1, draft.nodes) < on_host(draft.length)[:, None], draft.tokens.device)
+
+
+def drafting(draft: Draft) -> Tensor:
+    """Mark the rows that drafted anything -> bool [B]."""
+    return moved(on_host(draft.length) > 1, draft.tokens.device)
 
 
 def drawn(draft: Draft) -> Tensor:
     """Mark the drafted nodes that were drawn from a row of q -> bool [B, N - 1]."""
-    return drafted(draft) & (draft.draw[:, 1:] != int(Draw.FIXED))
+    # of what the host knows, so that it knows this too
+    marks = on_host(drafted(draft)) & (on_host(draft.draw)[:, 1:] != int(Draw.FIXED))
+    return moved(marks, draft.tokens.device)
 
 
 def need_q(draft: Draft, marks: Tensor) -> Tensor | None:
     """Return q, or None when no node of `marks` was drawn from it; a drawn node without q is an error (law 3)."""
-    if draft.q is None and bool(marks.any()):
-        raise WorkError("the draft has SAMPLED or DISTINCT nodes but no q: record the law they were drawn from")
+    if draft.q is None:
+        message = "the draft has SAMPLED or DISTINCT nodes but no q: record the law they were drawn from"
+        refuse(marks, lambda: WorkError(message))
     return draft.q
 
 
 def refuse_undrawable(q_x: Tensor, marks: Tensor) -> None:
     """Raise when a drawn token has no mass in the law recorded for it: that cannot be the law it was drawn from."""
     wrong = marks & ~(q_x > 0)
-    if bool(wrong.any()):
-        raise WorkError(
+    refuse(
+        wrong,
+        lambda: WorkError(
             f"{int(wrong.sum())} drafted token(s) have probability 0 in q: the recorded q is not the law drawn from; "
             "record q after temperature and truncation, in the target's vocabulary"
-        )
+        ),
+    )
 
 
 def drop(weights: Tensor, x: Tensor, where: Tensor) -> Tensor:
@@ -77,7 +87,7 @@ def drop(weights: Tensor, x: Tensor, where: Tensor) -> Tensor:
 def or_else(weights: Tensor, p: Tensor) -> Tensor:
     """Return weights [B, V], or p [B, V] in rows that rounding left empty: p and q equal there, to the last bit."""
     some = weights.sum(1) > 0
-    return weights if bool(some.all()) else torch.where(some[:, None], weights, p)
+    return weights if certainly(some) else torch.where(some[:, None], weights, p)
 
 
 def chain_verdict(draft: Draft, accepted: Tensor, next_token: Tensor) -> Verdict:

@@ -14,7 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from slipstream.devices import certainly, maybe, moved, on_host
 from slipstream.types import Draft, Draw, Rngs, Verdict
+from slipstream.verify.points import levels
 from slipstream.verify.rule import Rule, drafted, drawn, drop, need_q, refuse_undrawable
 
 
@@ -27,12 +29,14 @@ class TreeRule(Rule):
     def judge(self, draft: Draft, p: Tensor, rngs: Rngs) -> Verdict:
         """Verify against dense rows p [B, N, V]."""
         walk = _Walk(draft, p, need_q(draft, drawn(draft)))
-        while walk.alive.any():
+        for _ in range(levels(draft)):
             for turn in range(walk.turns):
                 tried, child = walk.next_child(turn)
-                if bool(tried.any()):
+                if maybe(tried):
                     walk.try_child(child, tried, rngs)
             walk.follow(rngs)
+            if not maybe(walk.alive):
+                break
         return Verdict(walk.path, walk.accepted, walk.out)
 
 
@@ -62,9 +66,10 @@ class _Walk:
         self.alive = torch.ones(B, dtype=torch.bool, device=p.device)
         self.moved = torch.zeros_like(self.alive)
         self.real = drafted(draft)  # [B, N - 1]: node i is in column i - 1
-        self.distinct = bool((draft.draw == int(Draw.DISTINCT)).any())
-        self.turn = _turns(draft)
-        self.turns = 0 if q is None or N == 1 else 1 + int(self.turn.max())
+        self.distinct = bool((on_host(draft.draw) == int(Draw.DISTINCT)).any())
+        turn = _turns(draft)
+        self.turn = moved(turn, p.device)
+        self.turns = 0 if q is None or N == 1 else 1 + int(turn.max())
         self._arrive()
 
     def next_child(self, turn: int) -> tuple[Tensor, Tensor]:
@@ -79,22 +84,22 @@ class _Walk:
         a = _at(self.left, x) / (self.mass * law.at_x)
         stands = rngs.accept(torch.where(tried, a, 0.0).clamp(max=1.0), active=tried) & tried
         refused = tried & ~stands
-        if bool(refused.any()):
+        if maybe(refused):
             self._refuse(x, refused, law)
         self._descend(child, stands)
 
     def follow(self, rngs: Rngs) -> None:
         """Draw from what is left; go to the child that carries the token, or end with it. Then start a new level."""
         waiting = self.alive & ~self.moved
-        if bool(waiting.any()):
+        if maybe(waiting):
             token = rngs.correct(self.left, active=waiting)
             self.out = torch.where(waiting, token, self.out)
             hits = self._children() & (self.turn < 0) & (self.draft.tokens[:, 1:] == token[:, None])
             found = hits.any(1) & waiting
             self.alive = self.alive & (found | ~waiting)
-            if bool(found.any()):
+            if self.draft.nodes > 1 and maybe(found):
                 self._descend(hits.int().argmax(1) + 1, found)
-        if bool(self.moved.any()):
+        if maybe(self.moved):
             self._arrive()
             self.moved = torch.zeros_like(self.moved)
 
@@ -107,18 +112,20 @@ class _Walk:
         self.left = self.p[row, self.node]  # [B, V], not normalised: its mass is beside it
         self.mass = self.left.sum(1)
         self.whole = self.untried = None
-        if self.q is not None and bool((self._children() & (self.turn >= 0)).any()):
+        if self.q is not None and self.turns and maybe(self._children() & (self.turn >= 0)):
             self.whole = self.untried = self.q[row, self.node]  # [B, V]
 
     def _law(self, child: Tensor, x: Tensor, tried: Tensor) -> _Law:
         kind = self.draft.draw.gather(1, child[:, None])[:, 0]
         from_row = tried & (kind != int(Draw.FIXED))
-        if self.whole is None or self.untried is None or not bool(from_row.any()):
+        if self.whole is None or self.untried is None or not maybe(from_row):
             return _Law(torch.ones_like(self.mass))
         distinct = tried & (kind == int(Draw.DISTINCT))
         # masked and summed, never 1 - cumsum: that cancels when the first token has nearly all the mass
         row = _choose(distinct, self.untried, self.whole)
-        total = torch.where(distinct, row.sum(1), 1.0) if bool(distinct.any()) else torch.ones_like(row[:, 0])
+        total = (
+            torch.where(distinct, row.sum(1), 1.0) if self.distinct and maybe(distinct) else torch.ones_like(row[:, 0])
+        )
         at_x = _at(row, x) / total
         refuse_undrawable(at_x, from_row)
         return _Law(torch.where(from_row, at_x, 1.0), row, total, from_row)
@@ -139,20 +146,20 @@ class _Walk:
 
     def _descend(self, child: Tensor, stands: Tensor) -> None:
         self.node = torch.where(stands, child, self.node)
-        at = self.accepted[:, None]
+        at = self.accepted.clamp(max=self.path.shape[1] - 1)[:, None]  # a row that stays writes what is there
         self.path = self.path.scatter(1, at, torch.where(stands[:, None], child[:, None], self.path.gather(1, at)))
         self.accepted = self.accepted + stands
         self.moved = self.moved | stands
 
 
 def _turns(draft: Draft) -> Tensor:
-    """Return the place of each node among the siblings that need a coin, -1 where it needs none -> [B, N - 1]."""
-    marks, above = drawn(draft), draft.parents[:, 1:]
+    """Return, on the host, each node's place among the siblings that need a coin, -1: it needs none -> [B, N - 1]."""
+    marks, real, above = on_host(drawn(draft)), on_host(drafted(draft)), on_host(draft.parents)[:, 1:]
     if draft.q is None or draft.nodes == 1:
         return torch.full_like(above, -1)
-    siblings = (above[:, :, None] == above[:, None, :]) & drafted(draft)[:, None, :]  # [B, node, sibling]
-    order = torch.arange(draft.nodes - 1, device=above.device)
-    needs = (siblings & marks[:, None, :] & (order >= order[:, None])).any(2) & drafted(draft)
+    siblings = (above[:, :, None] == above[:, None, :]) & real[:, None, :]  # [B, node, sibling]
+    order = torch.arange(draft.nodes - 1)
+    needs = (siblings & marks[:, None, :] & (order >= order[:, None])).any(2) & real
     before = (siblings & (order < order[:, None])).sum(2)  # who needs a coin comes before who needs none
     return torch.where(needs, before, -1)
 
@@ -163,6 +170,6 @@ def _at(rows: Tensor, x: Tensor) -> Tensor:
 
 def _choose(where: Tensor, yes: Tensor, no: Tensor) -> Tensor:
     """Choose rows [B, V] by `where` [B]; a choice that is the same for all rows copies nothing."""
-    if bool(where.all()):
+    if certainly(where):
         return yes
-    return torch.where(where[:, None], yes, no) if bool(where.any()) else no
+    return torch.where(where[:, None], yes, no) if maybe(where) else no
