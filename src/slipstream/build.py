@@ -122,7 +122,7 @@ def open_drafter(config: DrafterConfig, opened: Opened, *, rows: int, tree: bool
     count = min(default, widest) if config.draft_tokens is None else config.draft_tokens
     folder = models.resolve(choice.path) if choice.path else None
     notes = [line for line in (choice.reason, *wanted.notes) if line]
-    parts = [Part(drafter, count, cost_name(choice.name, folder, options))] if count else []
+    parts = [Part(drafter, count, cost_name(choice.name, folder, options), folder)] if count else []
     return Guess(drafter, count, folder, notes, parts, config.draft_tokens)
 
 

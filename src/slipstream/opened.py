@@ -68,11 +68,13 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Part:
-    """A drafter that can be chosen by cost: the object, the most it drafts, and its name among a target's costs."""
+    """A drafter that can be chosen by cost: the object, the most it drafts, its name among a target's costs, and where
+    its weights are."""
 
     drafter: Drafter
     most: int
     cost: str
+    folder: Path | None = None
 
 
 @dataclass

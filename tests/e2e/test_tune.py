@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from slipstream.measure.tune import _difference
 from slipstream.measure.tune_text import flags
 
 
@@ -45,4 +46,23 @@ def test_flags_of_other_engines():
     assert json.loads(vllm.partition("'")[2].rstrip("'"))["method"] == "ngram"
     assert flags("eagle3", 4, "/x")["sglang"].startswith("--speculative-algorithm EAGLE3")
     assert "--speculative-num-draft-tokens 5" in flags("draft_model", 4, "/x")["sglang"]
+    assert "--speculative-num-draft-tokens 16" in flags("dflash", 15, "/x")["sglang"]
     assert "sglang" not in flags("medusa", 4, "/x")
+
+
+def test_two_drafters_of_a_kind_are_told_apart(cli, tiny, other, suite, tmp_path, monkeypatch):
+    monkeypatch.setattr("slipstream.profiles.profiles_dir", lambda: tmp_path / "profiles")
+    argv = ("tune", "--model", str(tiny), "--dtype", "float32", "--suite", str(suite), "--seconds", "1")
+    argv += ("--max-tokens", "16", "--drafter", f"draft_model:{tiny}+draft_model:{other}", "--json")
+    found = cli(*argv).json
+    names = {line["drafter"]: line for line in found["lines"]}
+    assert set(names) == {f"draft_model:{tiny.name}", f"draft_model:{other.name}"}
+    own, others = (max(n["predicted_tokens"] for n in found["lines"] if n["folder"] == str(f)) for f in (tiny, other))
+    assert own > 4 > others  # the target itself is always right
+    measured = {n["drafter"]: n["tokens_per_pass"] for n in found["lines"] if n["draft_tokens"] == 8}
+    assert measured[f"draft_model:{tiny.name}"] > 4 > measured[f"draft_model:{other.name}"]
+
+
+def test_a_text_that_differs_is_named():
+    assert _difference("lookup 4", [[1, 2], [3, 4]], [[1, 2], [3, 5]]) == ["lookup 4 (prompt 2, token 2)"]
+    assert not _difference("lookup 4", [[1, 2]], [[1, 2]])

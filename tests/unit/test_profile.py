@@ -132,3 +132,17 @@ def test_a_seed_gives_the_same_text_again(tmp_path, spec):
     together = again.generate(prompts, [greedy, params, greedy])[1]
     assert together.token_ids == alone.token_ids
     assert together.stats["num_draft_tokens"] == alone.stats["num_draft_tokens"]
+
+
+def test_two_models_of_one_shape_have_costs_of_their_own(tmp_path):
+    from slipstream.profiles import cost_name
+
+    names = []
+    for seed in (0, 1):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        (folder / "config.json").write_text("{}")
+        (folder / "model.safetensors").write_bytes(bytes([seed]) * 100_000)
+        names.append(cost_name("draft_model", folder, {}))
+    assert names[0] != names[1]
+    assert cost_name("draft_model", tmp_path / "0", {}) == names[0]

@@ -19,7 +19,7 @@ from slipstream.types import RequestError, SamplingParams
 if TYPE_CHECKING:
     from slipstream.llm import LLM
 
-TOKENS, SECONDS = 64, 100.0
+TOKENS, SECONDS = 64, 120.0
 
 
 def declare(parser: argparse.ArgumentParser) -> None:
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     with _bar() as tick:
         prompts = _mixed_up([(p.kind, ids[p.id]) for p in suite.prompts])
         found = tune(llm, prompts, params, seconds=args.seconds, tick=tick)
-    told = _flags(llm, found.best)
+    told = _flags(found.best)
     if args.json:
         print(json.dumps({"model": llm.model, "drafter": llm.drafter} | found.as_dict() | {"flags": told}))
         return 0
@@ -91,12 +91,12 @@ def _mixed_up(prompts: list[tuple[str, list[int]]]) -> list[list[int]]:
     return [group[k] for k in range(deepest) for group in groups if k < len(group)]
 
 
-def _flags(llm: LLM, best: Any) -> dict[str, str]:
+def _flags(best: Any) -> dict[str, str]:
     from slipstream.measure.tune_text import flags
 
     if best is None:
         return {}
-    return flags(best.drafter, best.draft_tokens, str(llm.drafter_folder or ""))
+    return flags(best.kind, best.draft_tokens, best.folder)
 
 
 @contextmanager

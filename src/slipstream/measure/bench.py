@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slipstream.config import DEFAULT_MODEL, DTYPES, whole
-from slipstream.measure import bench_drafters, bench_hf, bench_overhead, bench_speed
+from slipstream.measure import bench_drafters, bench_hf, bench_overhead, bench_regret, bench_speed
 from slipstream.measure.entry import guarded
 from slipstream.measure.workloads import KINDS, load_prompts
 from slipstream.types import SamplingParams, WorkError
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from slipstream.llm import LLM
 
 SECTIONS = ("overhead", "speed", "hf", "drafters")
+ALONE = ("regret",)  # sections that are run only when asked for
 ROOM = 1024  # context kept per row: the prompts are short
 
 
@@ -48,10 +49,11 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--drafter", default="lookup", help="what is compared with plain decoding (default: %(default)s)")
     p.add_argument("--draft-tokens", default="auto", help="most tokens drafted per round (default: the drafter's own)")
     p.add_argument("--dtype", choices=DTYPES, help="default: auto; the overhead is measured in bfloat16 and float32")
+    p.add_argument("--quantize", default="auto", help="weights of the target (default: %(default)s)")
     p.add_argument("--prompts", choices=("all", *KINDS), default="all")
     p.add_argument("--max-tokens", type=int, default=128)
     p.add_argument("--repeats", type=int, default=3)
-    p.add_argument("--only", choices=SECTIONS, help="one section instead of all")
+    p.add_argument("--only", choices=(*SECTIONS, *ALONE), help="one section instead of all")
     p.add_argument("--quick", action="store_true", help="2 prompts of each kind, 48 tokens, 1 repeat: a smoke test")
     p.add_argument("--json", action="store_true", help="one JSON object on stdout, and nothing else")
     p.add_argument("--output", type=Path, metavar="FILE", help="write the JSON object to FILE as well")
@@ -63,7 +65,7 @@ def _run(args: argparse.Namespace) -> int:
     whole("max_tokens", args.max_tokens, least=1, most=ROOM // 2)
     outcome = Outcome({}, [])
     for section in (args.only,) if args.only else SECTIONS:
-        {"overhead": _overhead, "speed": _speed, "hf": _hf, "drafters": _drafters}[section](args, outcome)
+        _SECTIONS[section](args, outcome)
     if args.output:
         _write(args.output, outcome.data)
     if args.json:
@@ -129,6 +131,21 @@ def _drafters(args: argparse.Namespace, outcome: Outcome) -> None:
     _note(outcome, args, llm)
 
 
+def _regret(args: argparse.Namespace, outcome: Outcome) -> None:
+    llm = _open(args, args.dtype or "auto", drafter="auto")
+    tokens, repeats, count = (24, 1, 1) if args.quick else (args.max_tokens, args.repeats, 4)
+    prompts = list(_encoded(llm, args, count=2).values())
+    kinds = bench_regret.cases(llm.engine.target.caps.vocab, prompts, tokens, count)
+    with Bar("regret", 2 * repeats * sum(len(each) for each, _ in kinds.values())) as tick:
+        found = bench_regret.regret(llm, kinds, repeats, tick)
+    outcome.data["regret"] = bench_regret.as_dicts(found)
+    outcome.texts.append(bench_regret.show(found, llm.model, llm.drafter))
+    _note(outcome, args, llm)
+
+
+_SECTIONS = {"overhead": _overhead, "speed": _speed, "hf": _hf, "drafters": _drafters, "regret": _regret}
+
+
 def _open(args: argparse.Namespace, dtype: str, drafter: str | None = None) -> LLM:
     from slipstream.llm import LLM
 
@@ -139,6 +156,7 @@ def _open(args: argparse.Namespace, dtype: str, drafter: str | None = None) -> L
         spec,
         draft_tokens="auto" if spec == "none" else count,
         dtype=dtype,
+        quantize=args.quantize,
         max_model_len=ROOM,
         max_rows=1,
     )

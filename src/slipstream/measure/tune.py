@@ -14,21 +14,20 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from slipstream import profiles
-from slipstream.build import Guess, Part
+from slipstream.build import Guess, Part, arm_of
 from slipstream.control.adaptive import AdaptiveBudget, AdaptiveOptions
-from slipstream.control.arms import Arm
 from slipstream.control.prices import Prices
 from slipstream.control.profile import Profile
 from slipstream.measure.report import Ratio, Times, rate, speedup
 from slipstream.measure.timing import Results, in_turn, llm_runner, warm_up
-from slipstream.types import SamplingParams, WorkError
+from slipstream.types import SamplingParams
 
 if TYPE_CHECKING:
     from slipstream.engine.commit import RoundTrace
     from slipstream.llm import LLM
 
 LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-LEAST_TOKENS = 16
+LEAST_TOKENS = 32
 PLAIN, AUTO = "plain", "auto"
 
 Tick = Callable[[], object]
@@ -36,7 +35,10 @@ Tick = Callable[[], object]
 
 @dataclass(frozen=True)
 class Line:
-    """A drafter at one length: predicted and measured speed against plain, and tokens per target pass (both sides)."""
+    """A drafter at one length: predicted and measured speed against plain, and tokens per target pass (both sides).
+
+    `kind` is the drafter's algorithm and `folder` where its weights are; `drafter` tells two of one kind apart.
+    """
 
     drafter: str
     draft_tokens: int
@@ -44,6 +46,8 @@ class Line:
     predicted_tokens: float
     measured: Ratio | None = None
     tokens_per_pass: float | None = None
+    kind: str = ""
+    folder: str = ""
 
 
 @dataclass
@@ -58,7 +62,7 @@ class Tuned:
     auto_speed: float
     lines: list[Line] = field(default_factory=list)
     seconds: float = 0.0
-    same_texts: bool = True
+    differing: list[str] = field(default_factory=list)  # ways whose text is not plain's, and where it first is not
 
     @property
     def best(self) -> Line | None:
@@ -75,17 +79,30 @@ class Tuned:
             "auto": {"tokens_per_second": self.auto_speed, "speed_up": dataclasses.asdict(self.auto)},
             "lines": [dataclasses.asdict(line) for line in self.lines],
             "best": dataclasses.asdict(self.best) if self.best else None,
-            "same_texts": self.same_texts,
+            "same_texts": not self.differing,
+            "differing": self.differing,
             "seconds": self.seconds,
             "profile": self.profile.as_dict(),
         }
 
 
-@dataclass
 class Watched:
-    """The rounds of one drafter at its longest: nodes drafted, and which of them stood."""
+    """A drafter at its longest, and its rounds once it is watched: nodes drafted, and which of them stood."""
 
-    rounds: list[tuple[int, list[int]]] = field(default_factory=list)
+    def __init__(self, llm: LLM, part: Part, profile: Profile) -> None:
+        self.llm = _fixed(llm, part, part.most)
+        options = AdaptiveOptions(fixed=part.most, shared_noise=self.llm.engine.rule.shared_noise)
+        self._controller = AdaptiveBudget([arm_of(part)], profile, options)
+        self.rounds: list[tuple[int, list[int]]] = []
+
+    def watch(self) -> None:
+        """Begin."""
+        self.llm.engine.controller, self.llm.engine.trace = self._controller, self.note
+
+    def learn(self, profile: Profile) -> None:
+        """Put the acceptance that was seen into the profile."""
+        for name, rates in self._controller.found().items():
+            profile.rates.setdefault(name, {}).update(rates)
 
     def note(self, found: RoundTrace) -> None:
         """Hear of a round."""
@@ -105,24 +122,35 @@ def tune(llm: LLM, prompts: list[list[int]], params: SamplingParams, *, seconds:
     profile = profiles.measure_again(llm.opened, parts, llm.engine.rule, llm.config.max_rows)
     tick()
     left = max(1.0, seconds - (time.perf_counter() - start))
-    prompts, params = _fitted(profile, prompts, params, left, 3 + 4 * len(parts))
-    plain = llm.with_drafter("none")
-    found = {part.cost: _watch(llm, part, profile, prompts, params) for part in parts}
-    tick()
-    lines = [line for part in parts for line in _predicted(part, profile, found[part.cost], prompts, params)]
-    auto = llm.with_drafter(dataclasses.replace(llm.guess, notes=[]))
-    llms = {PLAIN: plain, AUTO: auto}
-    chosen = [line for part in parts for line in _worth(part, lines)]
-    for line in chosen:
-        part = next(p for p in parts if p.drafter.name == line.drafter)
-        llms[_name(line)] = _fixed(llm, part, line.draft_tokens)
-    runners = {name: llm_runner(each, params) for name, each in llms.items()}
-    short = dataclasses.replace(params, max_tokens=2, min_tokens=0)
-    warm_up({name: llm_runner(each, short) for name, each in llms.items()}, prompts[0][-LEAST_TOKENS:])
+    prompts, params = _fitted(profile, prompts, params, left, 3 + 2 * len(parts))
+    names = names_of(parts)
+    longest = {part.cost: Watched(llm, part, profile) for part in parts}
+    llms = {PLAIN: llm.with_drafter("none"), **{names[cost]: each.llm for cost, each in longest.items()}}
+    _warm(llms, prompts, params)
+    for each in longest.values():
+        each.watch()
+    first = in_turn({name: llm_runner(each, params) for name, each in llms.items()}, prompts, 1, tick=tick)
+    for each in longest.values():
+        each.learn(profile)
+    lines = [line for part in parts for line in _predicted(part, profile, longest[part.cost], prompts, params)]
+    lines = [dataclasses.replace(line, drafter=names[line.drafter]) for line in lines]
+    first = {name if name == PLAIN else _name(_longest(name, lines)): runs for name, runs in first.items()}
+    llms = {PLAIN: llms[PLAIN], AUTO: llm.with_drafter(dataclasses.replace(llm.guess, notes=[]))}
+    for part in parts:
+        best = max(_of(names[part.cost], lines), key=lambda line: line.predicted)
+        llms[_name(best)] = _fixed(llm, part, best.draft_tokens)
+    _warm(llms, prompts, params)
     deadline = time.monotonic() + max(0.0, seconds - (time.perf_counter() - start)) / 2
+    runners = {name: llm_runner(each, params) for name, each in llms.items()}
     results = in_turn(runners, prompts, 5, tick=tick, deadline=deadline)
     profiles.save(llm.opened)
-    return _tuned(profile, results, lines, start)
+    alike = params.greedy or llm.engine.rule.shared_noise  # else a drafted text is another draw of the same law
+    return _tuned(profile, [first, results], lines, start, alike)
+
+
+def _warm(llms: dict[str, LLM], prompts: list[list[int]], params: SamplingParams) -> None:
+    short = dataclasses.replace(params, max_tokens=2, min_tokens=0)
+    warm_up({name: llm_runner(each, short) for name, each in llms.items()}, prompts[0][-16:])
 
 
 def _fitted(
@@ -145,27 +173,6 @@ def _fitted(
     return kept, dataclasses.replace(params, max_tokens=min(wanted, tokens))
 
 
-def _watch(llm: LLM, part: Part, profile: Profile, prompts: list[list[int]], params: SamplingParams) -> Watched:
-    """Let a drafter draft as much as it can; learn its acceptance."""
-    own = _fixed(llm, part, part.most)
-    options = AdaptiveOptions(fixed=part.most, shared_noise=own.engine.rule.shared_noise)
-    controller = AdaptiveBudget([_arm(part)], profile, options)
-    watched = Watched()
-    own.engine.controller, own.engine.trace = controller, watched.note
-    for ids in prompts:
-        done = own.generate(ids, params)
-        if done.error is not None:
-            raise WorkError(done.error)
-    for name, rates in controller.found().items():
-        profile.rates.setdefault(name, {}).update(rates)
-    return watched
-
-
-def _arm(part: Part) -> Arm:
-    drafter = part.drafter
-    return Arm(drafter.name, part.most, part.cost, getattr(drafter, "look", None), drafter.needs.tree)
-
-
 def _fixed(llm: LLM, part: Part, length: int) -> LLM:
     return llm.with_drafter(Guess(part.drafter, length, parts=[part], fixed=length))
 
@@ -175,49 +182,73 @@ def _predicted(
 ) -> list[Line]:
     context = int(sum(len(ids) for ids in prompts) / len(prompts)) + (params.max_tokens or 0) // 2
     kind = "greedy" if params.greedy else "sampled"
-    seconds = Prices([_arm(part)], profile).lengths(0, 1, context, kind)
+    seconds = Prices([arm_of(part)], profile).lengths(0, 1, context, kind)
     lines = []
     for n in sorted({*(n for n in LENGTHS if n < part.most), part.most}):
         speed, tokens = watched.predicted(n, seconds)
-        lines.append(Line(part.drafter.name, n, speed * seconds[0], tokens))
+        folder = str(part.folder or "")
+        lines.append(Line(part.cost, n, speed * seconds[0], tokens, kind=part.drafter.name, folder=folder))
     return lines
 
 
-def _worth(part: Part, lines: list[Line]) -> list[Line]:
-    """The lengths of a drafter that are measured: the one predicted best, and the longest."""
-    own = [line for line in lines if line.drafter == part.drafter.name]
-    best = max(own, key=lambda line: line.predicted)
-    return [best] if best is own[-1] else [best, own[-1]]
+def names_of(parts: list[Part]) -> dict[str, str]:
+    """Return a name for each drafter by that of its costs: its kind, and where its weights are if two are of one."""
+    kinds = [part.drafter.name for part in parts]
+    names = {}
+    for kind, part in zip(kinds, parts, strict=True):
+        names[part.cost] = f"{kind}:{part.folder.name}" if kinds.count(kind) > 1 and part.folder else kind
+    if len(set(names.values())) == len(parts):
+        return names
+    return {part.cost: f"{k}#{i}" for i, (k, part) in enumerate(zip(kinds, parts, strict=True), 1)}
+
+
+def _of(name: str, lines: list[Line]) -> list[Line]:
+    return [line for line in lines if line.drafter == name]
+
+
+def _longest(name: str, lines: list[Line]) -> Line:
+    return _of(name, lines)[-1]
 
 
 def _name(line: Line) -> str:
     return f"{line.drafter} {line.draft_tokens}"
 
 
-def _tuned(profile: Profile, results: Results, lines: list[Line], start: float) -> Tuned:
-    sides = {
-        name: [Times(len(runs[0].tokens), [run.decode for run in runs]) for runs in each]
-        for name, each in results.items()
-    }
-    plain = sides[PLAIN]
-    texts = {name: [runs[0].tokens for runs in each] for name, each in results.items()}
+def _tuned(profile: Profile, phases: list[Results], lines: list[Line], start: float, alike: bool) -> Tuned:
+    """Put the lines together; each phase has its own plain runs, and what is in both is taken from the later."""
+    found: dict[str, tuple[Ratio, float]] = {}
+    differing: list[str] = []
+    for results in phases:
+        sides = {
+            name: [Times(len(r[0].tokens), [run.decode for run in r]) for r in each] for name, each in results.items()
+        }
+        plain, texts = sides[PLAIN], {name: [runs[0].tokens for runs in each] for name, each in results.items()}
+        for name, each in results.items():
+            passes = sum(run.stats["target_passes"] for runs in each for run in runs)
+            tokens = sum(len(run.tokens) for runs in each for run in runs)
+            found[name] = speedup(plain, sides[name]), tokens / passes
+            differing += _difference(name, texts[name], texts[PLAIN]) if alike else []
     measured = []
     for line in lines:
-        name = _name(line)
-        if name in results:
-            passes = sum(run.stats["target_passes"] for runs in results[name] for run in runs)
-            tokens = sum(len(run.tokens) for runs in results[name] for run in runs)
-            ratio = speedup(plain, sides[name])
-            line = dataclasses.replace(line, measured=ratio, tokens_per_pass=tokens / passes)
-        measured.append(line)
+        ratio, per_pass = found.get(_name(line), (None, None))
+        measured.append(dataclasses.replace(line, measured=ratio, tokens_per_pass=per_pass))
     return Tuned(
         profile,
         prompts=len(plain),
         tokens=sum(t.tokens for t in plain),
         plain=rate(plain),
-        auto=speedup(plain, sides[AUTO]),
+        auto=found[AUTO][0],
         auto_speed=rate(sides[AUTO]),
         lines=measured,
         seconds=time.perf_counter() - start,
-        same_texts=all(found == texts[PLAIN] for found in texts.values()),
+        differing=list(dict.fromkeys(differing)),
     )
+
+
+def _difference(name: str, found: list[list[int]], plain: list[list[int]]) -> list[str]:
+    """Say at which prompt and token a way's texts first differ from plain decoding's, if they do."""
+    for prompt, (ours, theirs) in enumerate(zip(found, plain, strict=True), 1):
+        if ours != theirs:
+            same = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), len(ours))
+            return [f"{name} (prompt {prompt}, token {same + 1})"]
+    return []

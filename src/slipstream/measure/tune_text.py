@@ -22,8 +22,9 @@ def show(found: Tuned) -> str:
         f"{found.prompts} prompts, {found.tokens} tokens each way, decoding only; plain and drafted taken in turn. "
         "Per pass: tokens per target pass, its own included."
     )
-    if not found.same_texts:
-        lines.append("The texts of the ways differ: `slipstream generate --compare` says whether by rounding alone.")
+    if found.differing:
+        where = ", ".join(found.differing)
+        lines.append(f"Texts differ from plain's: {where}. `slipstream compare` says whether by rounding alone.")
     best = found.best
     if best is None:
         lines.append("On these prompts nothing drafted is faster than plain decoding; auto then drafts nothing.")
@@ -60,6 +61,11 @@ def flags(drafter: str, draft_tokens: int, path: str) -> dict[str, str]:
         found["sglang"] = (
             f"--speculative-algorithm {_SGLANG[drafter]} --speculative-draft-model-path {path} "
             f"--speculative-num-steps {draft_tokens} --speculative-eagle-topk 1 "
+            f"--speculative-num-draft-tokens {draft_tokens + 1}"
+        )
+    if drafter == "dflash":  # counts the token the block begins with
+        found["sglang"] = (
+            f"--speculative-algorithm DFLASH --speculative-draft-model-path {path} "
             f"--speculative-num-draft-tokens {draft_tokens + 1}"
         )
     return found
