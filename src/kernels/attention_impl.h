@@ -40,21 +40,28 @@ struct Scratch {
 template <class T, int Q, int B>
 inline void score(const T* keys, int dim, const float* q, float scale, float* out, int stride) {
   Vec dots[Q][B];
+#pragma GCC unroll 8
   for (int h = 0; h < Q; h++)
+#pragma GCC unroll 8
     for (int b = 0; b < B; b++) dots[h][b] = set(0);
   for (int d = 0; d < dim; d++) {
     Vec k[B];
+#pragma GCC unroll 8
     for (int b = 0; b < B; b++) {
       const T* from = keys + (static_cast<size_t>(b) * dim + d) * kBlock;
       __builtin_prefetch(reinterpret_cast<const char*>(from) + kAhead);
       k[b] = load(from);
     }
+#pragma GCC unroll 8
     for (int h = 0; h < Q; h++) {
       const Vec x = set(q[d * Q + h]);
+#pragma GCC unroll 8
       for (int b = 0; b < B; b++) dots[h][b] = madd(k[b], x, dots[h][b]);
     }
   }
+#pragma GCC unroll 8
   for (int h = 0; h < Q; h++)
+#pragma GCC unroll 8
     for (int b = 0; b < B; b++) store(out + h * stride + b * kBlock, mul(dots[h][b], set(scale)));
 }
 
@@ -72,21 +79,28 @@ inline void score_blocks(const T* keys, int dim, int blocks, const float* q, flo
 template <class T, int Q, int P>
 inline void weigh_part(const T* values, int stride, int count, const float* weights, float* sums) {
   Vec acc[Q][P];
+#pragma GCC unroll 8
   for (int h = 0; h < Q; h++)
+#pragma GCC unroll 8
     for (int j = 0; j < P; j++) acc[h][j] = load(sums + h * stride + j * kVec);
   for (int i = 0; i < count; i++) {
     const T* from = values + static_cast<size_t>(i) * stride;
     Vec v[P];
+#pragma GCC unroll 8
     for (int j = 0; j < P; j++) {
-      __builtin_prefetch(reinterpret_cast<const char*>(from + j * kVec) + kAhead);
+      if (j * kVec * sizeof(T) % 64 == 0) __builtin_prefetch(reinterpret_cast<const char*>(from + j * kVec) + kAhead);
       v[j] = load(from + j * kVec);
     }
+#pragma GCC unroll 8
     for (int h = 0; h < Q; h++) {
       const Vec w = set(weights[h * kSpan + i]);
+#pragma GCC unroll 8
       for (int j = 0; j < P; j++) acc[h][j] = madd(v[j], w, acc[h][j]);
     }
   }
+#pragma GCC unroll 8
   for (int h = 0; h < Q; h++)
+#pragma GCC unroll 8
     for (int j = 0; j < P; j++) store(sums + h * stride + j * kVec, acc[h][j]);
 }
 
