@@ -59,17 +59,21 @@ void check(const Pass& pass, const Decoder& decoder, const Cache& cache) {
   const DecoderShape& s = decoder.shape();
   if (c.layers != static_cast<int>(decoder.layers().size()) || c.kv_heads != s.kv_heads || c.head_dim != s.head_dim)
     throw std::invalid_argument("the cache was made for another decoder");
-  if (pass.slots.empty() || pass.starts.size() != pass.slots.size() || pass.tokens.size() % pass.slots.size())
-    throw std::invalid_argument("tokens, slots and starts do not fit together");
+  if (pass.slots.empty() || pass.starts.size() != pass.slots.size() || pass.counts.size() != pass.slots.size())
+    throw std::invalid_argument("slots, starts and counts differ in number");
   if (!pass.parents.empty() && pass.parents.size() != pass.tokens.size())
     throw std::invalid_argument("parents and tokens differ in number");
-  for (size_t i = 0; i < pass.slots.size(); i++)
-    if (pass.slots[i] < 0 || pass.slots[i] >= c.slots || pass.starts[i] < 0 ||
-        pass.starts[i] + pass.nodes() > c.capacity)
+  size_t first = 0;
+  for (size_t s = 0; s < pass.slots.size(); first += pass.counts[s], s++) {
+    if (pass.slots[s] < 0 || pass.slots[s] >= c.slots || pass.starts[s] < 0 || pass.counts[s] < 1 ||
+        pass.starts[s] + pass.counts[s] > c.capacity)
       throw std::invalid_argument("a slot or its new entries lie outside the cache");
-  for (size_t i = 0; i < pass.parents.size(); i++)
-    if (pass.parents[i] >= static_cast<int>(i) % pass.nodes() || pass.parents[i] < -1)
-      throw std::invalid_argument("parents are not a tree");
+    if (first + pass.counts[s] > pass.tokens.size()) break;
+    for (int i = 0; i < pass.counts[s] && !pass.parents.empty(); i++)
+      if (pass.parents[first + i] >= i || pass.parents[first + i] < -1)
+        throw std::invalid_argument("parents are not a tree");
+  }
+  if (first != pass.tokens.size()) throw std::invalid_argument("tokens and counts do not fit together");
   for (int64_t token : pass.tokens)
     if (token < 0 || token >= decoder.ids()) throw std::invalid_argument("a token has no row in the embedding");
   for (const Layer& layer : decoder.layers())
@@ -77,12 +81,13 @@ void check(const Pass& pass, const Decoder& decoder, const Cache& cache) {
 }
 
 void forward(Decoder& decoder, Cache& cache, std::vector<int64_t> tokens, std::vector<int> slots,
-             std::vector<int> starts, std::vector<int> parents, const std::vector<std::pair<Address, Address>>& angles,
+             std::vector<int> starts, std::vector<int> counts, std::vector<int> parents, const std::vector<std::pair<Address, Address>>& angles,
              const std::vector<std::pair<int, Address>>& taps, Address logits) {
   Pass pass;
   pass.tokens = std::move(tokens);
   pass.slots = std::move(slots);
   pass.starts = std::move(starts);
+  pass.counts = std::move(counts);
   pass.parents = std::move(parents);
   for (const auto& [cos, sin] : angles) pass.angles.push_back({at<float>(cos), at<float>(sin)});
   for (const auto& [index, out] : taps) pass.taps.emplace_back(index, at<float>(out));

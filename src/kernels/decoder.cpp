@@ -92,7 +92,7 @@ void Decoder::forward(const Pass& pass, Cache& cache) {
   std::lock_guard<std::mutex> lock(busy);
   for (int first = 0; first < pass.rows(); first += kChunkRows) {
     const int rows = std::min(kChunkRows, pass.rows() - first);
-    workspace.reserve(shape_, rows, pass.nodes(), Pool::instance().threads());
+    workspace.reserve(shape_, rows, pass.widest(), Pool::instance().threads());
     Forward chunk(*this, pass, cache, workspace, first, rows);
     Pool::instance().run([&](Slice slice) { chunk.run(slice); });
   }
@@ -125,9 +125,10 @@ void Workspace::reserve(const DecoderShape& s, int rows, int nodes, int count) {
   residual.reserve(r * s.hidden);
   branch.reserve(r * s.hidden);
   projected.reserve(r * std::max(s.qkv(), 2 * s.mlp));
-  const int widest = std::max(s.heads * s.head_dim, s.mlp);
-  inner.reserve(r * widest);
-  input.reserve(rows, std::max(widest, s.hidden));
+  const int queries = s.heads * s.head_dim;
+  inner.reserve(r * std::max(queries, s.mlp));
+  input.reserve(rows, std::max(queries, s.hidden));
+  gated.reserve(rows, s.mlp);
   if (static_cast<int>(threads.size()) < count) threads.resize(count);
   const size_t own = s.hidden + 16 + attention_scratch(s.head_dim, nodes);
   for (Buffer& buffer : threads) buffer.reserve(own * sizeof(float));

@@ -5,6 +5,7 @@
 // without rotation, GELU, scaled embeddings, capped logits.
 #pragma once
 
+#include <algorithm>
 #include <memory>
 #include <vector>
 
@@ -43,18 +44,18 @@ struct Angles {
   const float *cos, *sin;
 };
 
-// One pass: `nodes` new entries behind starts[s] cached ones in each slot.
+// One pass: counts[s] new entries behind starts[s] cached ones in each slot; rows are sequence after sequence.
 struct Pass {
-  std::vector<int64_t> tokens;  // [sequences][nodes]
-  std::vector<int> slots, starts;
-  std::vector<int> parents;  // [sequences][nodes], -1 first; empty: a chain
+  std::vector<int64_t> tokens;  // [rows]
+  std::vector<int> slots, starts, counts;
+  std::vector<int> parents;  // [rows], within a sequence, -1 first; empty: chains
   std::vector<Angles> angles;
   std::vector<std::pair<int, float*>> taps;  // before which layer (their number: after the last; -1: normed), [R][H]
   float* logits = nullptr;                   // [R][vocab], or null: none wanted
 
   int sequences() const { return static_cast<int>(slots.size()); }
   int rows() const { return static_cast<int>(tokens.size()); }
-  int nodes() const { return rows() / sequences(); }
+  int widest() const { return *std::max_element(counts.begin(), counts.end()); }
 };
 
 class Decoder {

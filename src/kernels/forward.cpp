@@ -7,7 +7,7 @@ namespace slipstream {
 
 namespace {
 
-constexpr int kGateColumns = 256;  // columns of the gated product that one thread takes at a time
+constexpr int kTasksForEach = 4;  // tasks of attention for each thread that share it out well enough
 
 }  // namespace
 
@@ -23,44 +23,52 @@ Forward::Forward(const Decoder& decoder, const Pass& pass, Cache& cache, Workspa
 
 // Says for each row where it is written, at which position it stands and which places it sees.
 void Forward::place_rows() {
-  const int nodes = pass_.nodes();
   slots_.resize(rows_), places_.resize(rows_), positions_.resize(rows_), sights_.resize(rows_), paths_.resize(rows_);
-  for (int row = 0; row < rows_; row++) {
-    const int sequence = (first_ + row) / nodes, node = (first_ + row) % nodes;
-    slots_[row] = pass_.slots[sequence];
-    places_[row] = pass_.starts[sequence] + node;
-    trace_path(row, sequence, node);
+  int begin = 0;
+  for (int sequence = 0; sequence < pass_.sequences(); begin += pass_.counts[sequence++]) {
+    const int from = std::max(begin, first_), end = std::min(begin + pass_.counts[sequence], first_ + rows_);
+    for (int at = from; at < end; at++) place_row(at - first_, sequence, begin, at - begin);
   }
 }
 
 // A path that is a run 0, 1, 2, .. lies in order behind the cached tokens, as a chain does.
-void Forward::trace_path(int row, int sequence, int node) {
+void Forward::place_row(int row, int sequence, int begin, int node) {
   const int start = pass_.starts[sequence];
   std::vector<int>& path = paths_[row];
   if (!pass_.parents.empty()) {
-    const int* parents = pass_.parents.data() + static_cast<size_t>(sequence) * pass_.nodes();
-    for (int at = node; at >= 0; at = parents[at]) path.push_back(at);
+    for (int at = node; at >= 0; at = pass_.parents[begin + at]) path.push_back(at);
     std::reverse(path.begin(), path.end());
   }
   const bool run = path.empty() || path.back() + 1 == static_cast<int>(path.size());
   const int depth = path.empty() ? node : static_cast<int>(path.size()) - 1;
+  slots_[row] = pass_.slots[sequence];
+  places_[row] = start + node;
   positions_[row] = start + depth;
   const int end = start + depth + 1;
   sights_[row] = {end, run ? end : start, run ? nullptr : path.data()};
 }
 
 void Forward::share_attention() {
-  const int groups = shape_.heads / shape_.kv_heads, parts = (groups + kTaskHeads - 1) / kTaskHeads;
-  for (int row = 0; row < rows_;) {
-    int count = 1;
+  for (int row = 0, count; row < rows_; row += count) {
+    count = 1;
     while (count < kTaskRows && row + count < rows_ && slots_[row + count] == slots_[row]) count++;
-    for (int key_head = 0; key_head < shape_.kv_heads; key_head++)
-      for (int part = 0; part < parts; part++) {
-        const Range heads = share(groups, {part, parts});
-        const int head = key_head * groups + heads.begin;
-        shares_.push_back({row, count, key_head, head, heads.end - heads.begin});
-      }
-    row += count;
+    share_heads(row, count);
+  }
+}
+
+// Query heads of a key head stay together; where that leaves threads without work, each gets its part of the heads.
+void Forward::share_heads(int row, int count) {
+  const int threads = pool_.threads(), groups = shape_.heads / shape_.kv_heads;
+  const int tasks = (rows_ + kTaskRows - 1) / kTaskRows * shape_.kv_heads;
+  const int parts = tasks < kTasksForEach * threads ? threads : 1;
+  for (int part = 0; part < parts; part++) {
+    const Range mine = share(shape_.heads, {part, parts});
+    for (int head = mine.begin, heads; head < mine.end; head += heads) {
+      heads = std::min({mine.end - head, groups - head % groups, kTaskHeads});
+      const int begin = head * shape_.head_dim, end = begin + heads * shape_.head_dim;
+      whole_groups_ &= begin % kGroup == 0 && (end % kGroup == 0 || head + heads == shape_.heads);
+      shares_.push_back({row, count, head / groups, head, heads, parts > 1 ? part : -1});
+    }
   }
 }
 
@@ -68,7 +76,7 @@ void Forward::run(Slice slice) {
   const int layers = static_cast<int>(decoder_.layers().size());
   for (int layer = 0; layer < layers; layer++) {
     enter(layer, slice);
-    project(decoder_.layers()[layer].qkv, projected(0), wide_, slice);
+    project(decoder_.layers()[layer].qkv, work_.input, projected(0), wide_, slice);
     rotate_and_cache(layer, slice);
     if (layer + 1 == layers && !states_wanted_) return;
     attend(layer, slice);
@@ -103,10 +111,10 @@ void Forward::add_branch(const std::vector<float>& norm, int row, Slice slice) {
   ops_.add(residual(row), added, shape_.hidden);
 }
 
-void Forward::project(const Projection& projection, float* y, int stride, Slice slice) {
+void Forward::project(const Projection& projection, const Input& input, float* y, int stride, Slice slice) {
   int at = 0;
   for (const auto& part : projection.parts) {
-    multiply(*part, work_.input, rows_, y + at, stride, slice);
+    multiply(*part, input, rows_, y + at, stride, slice);
     at += part->out;
   }
   sync();
@@ -137,12 +145,17 @@ void Forward::rotate_and_cache(int index, Slice slice) {
 
 void Forward::attend(int index, Slice slice) {
   const Layer& w = decoder_.layers()[index];
-  const int cols = shape_.heads * shape_.head_dim;
-  for (size_t i = slice.index; i < shares_.size(); i += slice.count) attend_share(shares_[i], w, index, slice);
+  const int cols = shape_.heads * shape_.head_dim, shares = static_cast<int>(shares_.size());
+  for (int i = 0; i < shares; i++) {
+    const Share& part = shares_[i];
+    if ((part.thread < 0 ? i % slice.count : part.thread) == slice.index) attend_share(part, w, index, slice);
+  }
   sync();
-  prepare(w.out.kind(), inner(0, cols), cols, rows_, cols, work_.input, slice);
-  sync();
-  project(w.out, branch(0), shape_.hidden, slice);
+  if (!whole_groups_) {
+    prepare(w.out.kind(), inner(0, cols), cols, rows_, cols, work_.input, slice);
+    sync();
+  }
+  project(w.out, work_.input, branch(0), shape_.hidden, slice);
 }
 
 void Forward::attend_share(const Share& part, const Layer& layer, int index, Slice slice) {
@@ -164,6 +177,9 @@ void Forward::attend_share(const Share& part, const Layer& layer, int index, Sli
   task.out_stride = cols;
   task.scratch = work_.row(slice) + (shape_.hidden + 15) / 16 * 16;
   ops_.attend(task);
+  const Range groups{part.head * dim / kGroup, ((part.head + part.heads) * dim + kGroup - 1) / kGroup};
+  for (int row = part.row; whole_groups_ && row < part.row + part.rows; row++)
+    prepare_groups(layer.out.kind(), inner(row, cols), row, cols, groups, work_.input);
 }
 
 void Forward::feed(int index, Slice slice) {
@@ -176,23 +192,34 @@ void Forward::feed(int index, Slice slice) {
     prepare_row(w.gate_up.kind(), normed, row, shape_.hidden, work_.input);
   }
   sync();
-  project(w.gate_up, projected(0), wide_, slice);
-  gate(slice);
-  prepare(w.down.kind(), inner(0, shape_.mlp), shape_.mlp, rows_, shape_.mlp, work_.input, slice);
+  gate(w.down.kind(), multiply_gated(w.gate_up, slice));
   sync();
-  project(w.down, branch(0), shape_.hidden, slice);
+  project(w.down, work_.gated, branch(0), shape_.hidden, slice);
 }
 
-void Forward::gate(Slice slice) {
-  const int parts = (shape_.mlp + kGateColumns - 1) / kGateColumns;
-  const Range mine = share(rows_ * parts, slice);
-  for (int at = mine.begin; at < mine.end; at++) {
-    const int row = at / parts, column = at % parts * kGateColumns;
-    const float* gates = projected(row) + column;
-    const int count = std::min(kGateColumns, shape_.mlp - column);
-    ops_.gate(shape_.activation, gates, gates + shape_.mlp, count, inner(row, shape_.mlp) + column);
+// Multiplies and returns the groups of columns that this thread gates. Where blocks end with the gates, they are those
+// it has multiplied itself, and nobody waits.
+Range Forward::multiply_gated(const Projection& projection, Slice slice) {
+  const Range mine = share((shape_.mlp + kGroup - 1) / kGroup, slice);
+  if (shape_.mlp % kColumns) {
+    project(projection, work_.input, projected(0), wide_, slice);
+    return mine;
   }
-  sync();
+  const bool one = projection.parts.size() == 1;
+  const int ups = one ? shape_.mlp / kColumns : 0;  // block of the first column that is multiplied with a gate
+  float* up = projected(0) + (one ? 0 : shape_.mlp);
+  multiply_blocks(*projection.parts.front(), work_.input, rows_, projected(0), wide_, mine);
+  multiply_blocks(*projection.parts.back(), work_.input, rows_, up, wide_, {ups + mine.begin, ups + mine.end});
+  return mine;
+}
+
+void Forward::gate(Kind kind, Range groups) {
+  const int column = groups.begin * kGroup, count = std::min(groups.end * kGroup, shape_.mlp) - column;
+  for (int row = 0; row < rows_; row++) {
+    const float* gates = projected(row) + column;
+    ops_.gate(shape_.activation, gates, gates + shape_.mlp, count, inner(row, shape_.mlp) + column);
+    prepare_groups(kind, inner(row, shape_.mlp), row, shape_.mlp, groups, work_.gated);
+  }
 }
 
 void Forward::finish(Slice slice) {
@@ -208,7 +235,7 @@ void Forward::finish(Slice slice) {
   if (!pass_.logits) return;
   sync();
   float* logits = pass_.logits + static_cast<size_t>(first_) * shape_.vocab;
-  project(decoder_.head(), logits, shape_.vocab, slice);
+  project(decoder_.head(), work_.input, logits, shape_.vocab, slice);
   if (shape_.logit_cap <= 0) return;
   for (int row = mine.begin; row < mine.end; row++)
     ops_.cap(logits + static_cast<size_t>(row) * shape_.vocab, shape_.logit_cap, shape_.vocab);

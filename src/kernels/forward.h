@@ -11,6 +11,7 @@ namespace slipstream {
 // A few rows of one sequence, one key head and the query heads of one attention task.
 struct Share {
   int row, rows, key_head, head, heads;
+  int thread;  // whose task it is; -1: threads take turns
 };
 
 class Forward {
@@ -22,8 +23,9 @@ class Forward {
 
  private:
   void place_rows();
-  void trace_path(int row, int sequence, int node);
+  void place_row(int row, int sequence, int begin, int node);
   void share_attention();
+  void share_heads(int row, int count);
 
   void enter(int layer, Slice slice);
   void add_branch(const std::vector<float>& norm, int row, Slice slice);
@@ -31,9 +33,10 @@ class Forward {
   void rotate_and_cache(int layer, Slice slice);
   void attend_share(const Share& share, const Layer& layer, int index, Slice slice);
   void feed(int layer, Slice slice);
-  void gate(Slice slice);
+  Range multiply_gated(const Projection& projection, Slice slice);
+  void gate(Kind kind, Range groups);
   void finish(Slice slice);
-  void project(const Projection& projection, float* y, int stride, Slice slice);
+  void project(const Projection& projection, const Input& input, float* y, int stride, Slice slice);
   void tap(int index, int row, const float* state);
   void sync() { pool_.barrier(); }
 
@@ -56,6 +59,7 @@ class Forward {
   std::vector<Sight> sights_;
   std::vector<std::vector<int>> paths_;
   std::vector<Share> shares_;
+  bool whole_groups_ = true;  // every share of attention gives whole groups of its output
 };
 
 }  // namespace slipstream

@@ -45,12 +45,19 @@ void prepare(Kind kind, const float* x, int stride, int rows, int cols, Input& i
 }
 
 void prepare_row(Kind kind, const float* x, int row, int cols, Input& input) {
-  int groups = groups_of(cols);
-  round_tasks(kind, {x, input.values.as(), input.factors.as<float>(), cols, cols, groups, row, 0, groups});
+  prepare_groups(kind, x, row, cols, {0, groups_of(cols)}, input);
+}
+
+void prepare_groups(Kind kind, const float* x, int row, int cols, Range groups, Input& input) {
+  round_tasks(kind, {x, input.values.as(), input.factors.as<float>(), cols, cols, groups_of(cols), row, groups.begin,
+                     groups.end});
 }
 
 void multiply(const Matrix& matrix, const Input& input, int rows, float* y, int stride, Slice slice) {
-  Range blocks = share(matrix.blocks(), slice);
+  multiply_blocks(matrix, input, rows, y, stride, share(matrix.blocks(), slice));
+}
+
+void multiply_blocks(const Matrix& matrix, const Input& input, int rows, float* y, int stride, Range blocks) {
   Product job{matrix.codes.as(),   matrix.bias.as<float>(), input.values.as(), input.factors.as<float>(), y, rows,
               matrix.groups(), matrix.out, stride, blocks.begin, blocks.end};
   choose(*table_of(level()), matrix.kind, matrix.scales)(job);

@@ -74,7 +74,13 @@ void prepare(Kind kind, const float* x, int stride, int rows, int cols, Input& i
 // Rounds one row, x[col]: for a thread that has just computed it.
 void prepare_row(Kind kind, const float* x, int row, int cols, Input& input);
 
+// Rounds groups [begin, end) of one row whose columns there have just been computed.
+void prepare_groups(Kind kind, const float* x, int row, int cols, Range groups, Input& input);
+
 // Writes y[row * stride + output] for the first `rows` prepared rows; each thread its own outputs.
 void multiply(const Matrix& matrix, const Input& input, int rows, float* y, int stride, Slice slice);
+
+// The same for blocks [begin, end) of kColumns outputs.
+void multiply_blocks(const Matrix& matrix, const Input& input, int rows, float* y, int stride, Range blocks);
 
 }  // namespace slipstream

@@ -10,7 +10,7 @@
 
 #if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AMX_INT8__) && defined(__AVX512BF16__)
 
-#include "rounding.h"
+#include "rounding_avx512.h"
 #include "rows_avx512.h"
 
 namespace slipstream {

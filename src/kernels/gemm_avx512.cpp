@@ -3,7 +3,7 @@
 
 #if defined(__AVX512BF16__) && defined(__AVX512VNNI__)
 
-#include "rounding.h"
+#include "rounding_avx512.h"
 #include "rows_avx512.h"
 
 namespace slipstream {

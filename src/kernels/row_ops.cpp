@@ -15,8 +15,8 @@ const RowOps& row_ops() {
 
 int attention_scratch(int head_dim, int max_nodes) {
   const int queries = kTaskRows * kTaskHeads, padded = (head_dim + 15) / 16 * 16;
-  const int span = 256, places = (max_nodes + 2 * kBlock + 15) / 16 * 16;
-  return queries * (padded + 16 + 1) + kTaskHeads * (span + places) + 64;
+  const int places = (max_nodes + 2 * kBlock + 15) / 16 * 16;
+  return queries * (2 * padded + 16 + 1 + kAttentionSpan + places);
 }
 
 }  // namespace slipstream

@@ -36,7 +36,8 @@ struct AttentionTask {
 };
 
 constexpr int kTaskRows = 8;
-constexpr int kTaskHeads = 4;
+constexpr int kTaskHeads = 8;
+constexpr int kAttentionSpan = 128;  // positions between two updates of the running maximum
 constexpr int kMaxHeadDim = 512;
 // Floats of scratch for any task with drafts of at most so many nodes.
 int attention_scratch(int head_dim, int max_nodes);

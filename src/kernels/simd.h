@@ -49,6 +49,27 @@ inline To bits(From from) {
 
 inline Floats all(float x) { return x - Floats{}; }  // not plus: that would have to make +0 of -0
 
+// Compilers widen and narrow 16-bit lanes in halves of registers unless told how.
+inline Words widened(const uint16_t* p) {
+#if SLIPSTREAM_LANES == 16
+  return bits<Words>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
+#elif SLIPSTREAM_LANES == 8
+  return bits<Words>(_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+#else
+  Halves h;
+  std::memcpy(&h, p, sizeof h);
+  return __builtin_convertvector(h, Words);
+#endif
+}
+
+inline Halves narrowed(Words w) {
+#if SLIPSTREAM_LANES == 16
+  return bits<Halves>(_mm512_cvtepi32_epi16(bits<__m512i>(w)));
+#else
+  return __builtin_convertvector(w, Halves);
+#endif
+}
+
 inline Floats fused(Floats a, Floats b, Floats c) {  // a * b + c, rounded once where the machine can
 #if SLIPSTREAM_LANES == 16
   return bits<Floats>(_mm512_fmadd_ps(bits<__m512>(a), bits<__m512>(b), bits<__m512>(c)));
@@ -101,17 +122,13 @@ inline Vec load(const float* p) {
 }
 inline Vec load(const uint16_t* p) {  // bfloat16
   Vec v;
-  SLIPSTREAM_EACH {
-    Halves h;
-    std::memcpy(&h, p + i * kLanes, sizeof h);
-    v.part[i] = bits<Floats>(__builtin_convertvector(h, Words) << 16);
-  }
+  SLIPSTREAM_EACH v.part[i] = bits<Floats>(widened(p + i * kLanes) << 16);
   return v;
 }
 inline void store(float* p, const Vec& v) { std::memcpy(p, &v, sizeof v); }
 inline void store(uint16_t* p, const Vec& v) {  // bfloat16
   SLIPSTREAM_EACH {
-    Halves h = __builtin_convertvector(to_bfloat(v.part[i]), Halves);
+    Halves h = narrowed(to_bfloat(v.part[i]));
     std::memcpy(p + i * kLanes, &h, sizeof h);
   }
 }

@@ -7,14 +7,15 @@
 
 namespace slipstream {
 
-constexpr int kChunkRows = 128;  // rows that go through the layers together: bounds the memory of a long prompt
+constexpr int kChunkRows = 256;  // rows that go through the layers together: bounds the memory of a long prompt
 
 struct Workspace {
   Buffer residual;   // [R][H]
   Buffer projected;  // [R][max(qkv, 2 * mlp)]
   Buffer branch;     // [R][H]: what a block adds to the residual
   Buffer inner;      // [R][max(heads * head_dim, mlp)]
-  Input input;
+  Input input;   // of the product under way, but for
+  Input gated;   // the one of mlp columns, which some threads prepare while others still read the former
   std::vector<Buffer> threads;  // a row and attention's scratch, one for each thread
 
   void reserve(const DecoderShape& shape, int rows, int nodes, int count);

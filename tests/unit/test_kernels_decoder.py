@@ -65,9 +65,9 @@ class Bench:
 
 @pytest.mark.parametrize("kv", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("window", [0, 5, 300])
-@pytest.mark.parametrize(("dim", "groups"), [(8, 1), (40, 2), (64, 3), (96, 4), (128, 2), (256, 1)])
+@pytest.mark.parametrize(("dim", "groups"), [(8, 1), (40, 2), (64, 3), (96, 4), (128, 2), (128, 6), (64, 7), (256, 1)])
 def test_attention_equals_float64(dim: int, groups: int, window: int, kv: torch.dtype) -> None:
-    for length in (0, 1, 15, 16, 17, 255, 256, 257, 600):
+    for length in (0, 1, 15, 16, 17, 124, 127, 128, 255, 257, 600):
         bench = Bench(dim, 2, groups, length, kv)
         queries = 2 * torch.randn(len(TREE_PATHS), bench.heads, dim)
         expected = bench.exact(queries, length, TREE_PATHS, window)
@@ -81,7 +81,7 @@ def test_attention_equals_float64(dim: int, groups: int, window: int, kv: torch.
 def test_attention_has_the_same_bits_wherever_the_nodes_lie(level: str) -> None:
     """The same keys and values, as a chain, as a path of a tree behind a shorter text, and one row at a time."""
     kernels.set_level(level)
-    for length in (3, 14, 254, 255, 500):
+    for length in (3, 14, 125, 126, 127, 128, 255, 500):
         bench = Bench(64, 2, 3, length, torch.bfloat16)
         queries = torch.randn(4, bench.heads, 64)
         chain = bench.attend(queries, length, [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3]])

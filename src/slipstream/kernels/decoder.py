@@ -66,21 +66,9 @@ class KernelPass:
     counts: list[int]
     trees: list[list[int]] | None
 
-    @property
-    def widest(self) -> int:
-        """Nodes of the longest row: the kernels take rectangles."""
-        return max(self.counts)
-
-    def places(self) -> Tensor | None:
-        """Return where the real nodes are in the rectangle; None when all are real."""
-        if min(self.counts) == self.widest:
-            return None
-        return (torch.arange(self.widest) < torch.tensor(self.counts)[:, None]).flatten().nonzero()[:, 0]
-
     def parents(self) -> list[int]:
-        """Return the parents of the rectangle, [] for chains; padding hangs on the root."""
-        trees = self.trees or []
-        return [parent for tree in trees for parent in [*tree, *[0] * (self.widest - len(tree))]]
+        """Return the parents of all nodes, row after row; [] for chains."""
+        return [parent for tree in self.trees or [] for parent in tree]
 
 
 class KernelNet:
@@ -104,25 +92,23 @@ class KernelNet:
 
     def run(self, ids: Tensor, work: KernelPass, taps: Seq[int], head: bool) -> tuple[Tensor, dict[int, Tensor]]:
         """Run all layers over ids [R], row after row -> logits [R, V] (empty without `head`) and taps [R, H]."""
-        real, rows = work.places(), len(work.counts) * work.widest
-        tokens = ids.flatten() if real is None else ids.new_zeros(rows).index_copy_(0, real, ids.flatten())
+        tokens = ids.flatten().tolist()
+        rows = len(tokens)
         states = {tap: torch.empty(rows, self.config.hidden) for tap in taps}
         logits = torch.empty(rows if head else 0, self.vocab)
         for table in self.angles:
-            table.grow(max(work.starts) + work.widest)
+            table.grow(max(start + count for start, count in zip(work.starts, work.counts, strict=True)))
         self.native.forward(
             work.cache,
-            tokens.tolist(),
+            tokens,
             work.slots,
             work.starts,
+            work.counts,
             work.parents(),
             [table.addresses() for table in self.angles],
             [(tap, out.data_ptr()) for tap, out in states.items()],
             logits.data_ptr() if head else 0,
         )
-        if real is not None:
-            logits = logits[real] if head else logits
-            states = {tap: out[real] for tap, out in states.items()}
         return logits, {tap: out.to(self.dtype) for tap, out in states.items()}
 
     def logits(self, x: Tensor) -> Tensor:
