@@ -113,7 +113,8 @@ def test_more_load_never_means_longer_drafts(share):
     for load in (1, 2, 4, 8, 16, 32):
         rows = [Sequence(k, [0, 0], 1, SamplingParams(), seed=1) for k in range(load)]
         table = {1: 1.0, 16: 1.1, 32: 2.0, 64: 4.0, 128: 8.0, 1024: 64.0}
-        controller = AdaptiveBudget([Arm("toy", 8)], profile_of(table, {"toy": 0.001}), AdaptiveOptions(curiosity=0.0))
+        options = AdaptiveOptions(curiosity=0.0)
+        controller = AdaptiveBudget([Arm("toy", 8)], profile_of(table, {"toy": 0.001}), options, clock=lambda: 0.0)
         rand, drafted = random.Random(load), 0
         for r in range(120):
             budget = controller.budget(rows)

@@ -132,3 +132,50 @@ def test_a_steered_draft_model_in_the_engine(temperature):
         while len(text) < 42:
             text.append(max(range(V), key=lambda t: (p(tuple(text))[t], -t)))
         assert row.tokens == text
+
+
+# seconds of passes and of a drafted token as measured: a 1.5B target and a 0.5B draft model, both in four bits
+REAL = {1: 0.0775, 2: 0.0968, 4: 0.0968, 8: 0.098, 16: 0.12, 32: 0.249}
+TEXTS = {"copied": (5, 0.97, 0.8), "free": (0, 0.0, 0.8), "hard": (1, 0.1, 0.15)}  # match, its chance, the model's
+WHO = {"copied": 0, "free": 1, "hard": -1}
+
+
+def test_long_matches_are_copied_free_text_is_drafted_and_hard_text_left_alone():
+    """One request whose text changes: who drafts follows, and whoever was left alone comes back."""
+    at = {"kind": "free", "round": 0}
+
+    def look(row, n):
+        strength = TEXTS[at["kind"]][0]
+        return ([0] * n, strength) if strength else ([], 0)
+
+    profile = profile_of(REAL, {"lookup": 1e-5, "toy": 0.0235})
+    arms = [Arm("lookup", 10, look=look), Arm("toy", MOST, steer=lambda go_on: None)]
+    made = AdaptiveBudget(arms, profile, clock=lambda: 0.0)
+    row = Sequence(1, [0, 0], 1, SamplingParams(), seed=1)
+    row.cached = 64
+    chosen: dict[str, list[int]] = {}
+    for kind in ("free", "copied", "hard", "free", "copied"):
+        turns = [_turn(made, row, at, kind) for _ in range(120)]
+        chosen.setdefault(kind, []).append(sum(turn == WHO[kind] for turn in turns[80:]))
+    assert all(count > 30 for counts in chosen.values() for count in counts), chosen
+
+
+def _turn(made, row, at, kind):
+    """One round; who drafted in it."""
+    at["kind"], at["round"] = kind, at["round"] + 1
+    _, copied, foreseen = TEXTS[kind]
+    (most,) = made.budget([row])
+    arm = made.route(row) if most else -1
+    drafted = most if arm == 0 else 0
+    while arm == 1 and drafted < most:
+        drafted += 1
+        if not made.go_on(row, [foreseen] * drafted):
+            break
+    chance = copied if arm == 0 else foreseen
+    stood = [coin(5, at["round"], k) < chance for k in range(1, drafted + 1)]
+    kept = stood.index(False) if False in stood else drafted
+    draft, verdict, laws = outcome([drafted], [kept])
+    if arm != 0 and coin(6, at["round"], 1) < copied:  # what lookup would have copied comes out
+        verdict.next_token[0] = 0
+    made.record([row], draft, verdict, laws)
+    return arm

@@ -16,6 +16,7 @@ from slipstream.types import Draft, Draw, Laws, Verdict
 
 OWN_WEIGHT = 6.0  # rounds that what is known of other requests counts for, in the estimate for one
 PRIOR_WEIGHT = 2.0  # the same of what was known before anything was decoded
+STEERED_WEIGHT = 4.0  # the same of a drafter that stops by itself: a wrong hope costs little there
 OWN_DECAY, COMMON_DECAY = 0.975, 0.995
 
 

@@ -268,7 +268,11 @@ class AdaptiveBudget:
         arm, load = next(iter(arms), -1), len(rows)
         kind = _kind(all(row.params.greedy for row in rows))
         context = sum(row.cached for row in rows) // load
-        self._clocks.add(arm, seconds, self._prices.round(load, context, kind, arm, drafted))
+        if load == 1 and arm >= 0:
+            expected = self._prices.lengths(arm, 1, context, kind)[min(drafted[0], self.arms[arm].most)]
+        else:
+            expected = self._prices.round(load, context, kind, arm, drafted)
+        self._clocks.add(arm, seconds, expected)
 
 
 def _kind(greedy: bool) -> str:

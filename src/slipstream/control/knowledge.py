@@ -9,7 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-from slipstream.control.acceptance import COMMON_DECAY, OWN_DECAY, OWN_WEIGHT, PRIOR_WEIGHT, Rates, survival
+from slipstream.control.acceptance import (
+    COMMON_DECAY,
+    OWN_DECAY,
+    OWN_WEIGHT,
+    PRIOR_WEIGHT,
+    STEERED_WEIGHT,
+    Rates,
+    survival,
+)
 from slipstream.control.arms import Arm, Offer, Plan
 from slipstream.control.profile import Profile
 from slipstream.control.shadows import Shadows
@@ -42,7 +50,7 @@ class Common:
         known = self._rates.get((arm, strength, greedy))
         if known is None:
             return [prior[min(k, len(prior) - 1)] for k in range(n)]
-        return known.shares(n, prior, PRIOR_WEIGHT)
+        return known.shares(n, prior, STEERED_WEIGHT if self.arms[arm].steer is not None else PRIOR_WEIGHT)
 
     def table(self) -> dict[str, dict[str, list[float]]]:
         """Return what was found, in the form of a profile's `rates`."""
@@ -119,6 +127,8 @@ def _guess(arm: Arm, strength: int) -> list[float]:
         return [1.0]
     if arm.tree:
         return [0.5 / (k + 1) ** 0.7 for k in range(arm.most)]
+    if arm.steer is not None:
+        return [0.75]  # a model of the family, mostly; too little hope would leave it untried where drafting is dear
     if arm.look is None:
         return [0.5]
     first = min(0.9, 0.25 + 0.13 * strength)
