@@ -1,8 +1,8 @@
 // The product with AMX tiles: 16 rows by 16 columns by one group at a time, so the cost hardly grows up to 16 rows.
 //
 // Scaled kinds: products of groups are made in tiles from codes (small integers, exact in bfloat16 and in bytes), then each
-// row adds them, scaled, to its totals, group after group. Tiles are slow to answer, so while two groups are multiplied
-// the next two are widened and the last two added. A tile of 16 columns is worked through alone: its totals fill half of
+// row adds them, scaled, to its totals, group after group. Tiles are slow to answer, so while groups are multiplied
+// the next are widened and the last added. A tile of 16 columns is worked through alone: its totals fill half of
 // the registers. The memory between the steps is one small piece used again and again: stores on their way to the
 // cache hold up loads whose address has the same low bits. bfloat16 weights stay in the tiles over all groups; two
 // chunks of rows share a load of them.
@@ -153,21 +153,23 @@ SLIPSTREAM_INLINE void add_products(const Work<Store, Form>& work, int group, __
   }
 }
 
-template <int kRows, class Store, class Form>
+// kTurn: groups multiplied at a time. Two hide more of the tiles' delay; one keeps less on its way to the cache, which with
+// many rows matters more, above all beside another thread on the same core.
+template <int kTurn, int kRows, class Store, class Form>
 void tile_strip(Work<Store, Form>& work) {
   const Strip& strip = *work.strip;
   __m512 totals[kRows];
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; r++) totals[r] = open_total(strip, r, work.tile);
-  int group = strip.first, pairs = (strip.last - strip.first) / 2;
-  if (pairs) widen_groups<2>(work, group);
-  for (int p = 0; p < pairs; p++, group += 2) {
-    multiply_groups<2>(work, group);
-    if (p + 1 < pairs) widen_groups<2>(work, group + 2);
-    if (p) add_products<2, kRows>(work, group - 2, totals);
-    keep_products<2>(work);
+  int group = strip.first, turns = (strip.last - strip.first) / kTurn;
+  if (turns) widen_groups<kTurn>(work, group);
+  for (int t = 0; t < turns; t++, group += kTurn) {
+    multiply_groups<kTurn>(work, group);
+    if (t + 1 < turns) widen_groups<kTurn>(work, group + kTurn);
+    if (t) add_products<kTurn, kRows>(work, group - kTurn, totals);
+    keep_products<kTurn>(work);
   }
-  if (pairs) add_products<2, kRows>(work, group - 2, totals);
+  if (turns) add_products<kTurn, kRows>(work, group - kTurn, totals);
   if (group < strip.last) {
     widen_groups<1>(work, group);
     multiply_groups<1>(work, group);
@@ -187,13 +189,13 @@ void grouped(const Product& job) {
     for (int tile = 0; tile < 2; tile++) {
       work.start(strip, tile);
       if (strip.count <= 4)
-        tile_strip<4>(work);
+        tile_strip<2, 4>(work);
       else if (strip.count <= 8)
-        tile_strip<8>(work);
+        tile_strip<2, 8>(work);
       else if (strip.count <= 12)
-        tile_strip<12>(work);
+        tile_strip<1, 12>(work);
       else
-        tile_strip<16>(work);
+        tile_strip<1, 16>(work);
     }
   });
   _tile_release();
