@@ -45,7 +45,7 @@ EFFECTS: dict[str, tuple[list[str], list[str], Callable[[dict[str, Any]], Any]]]
     "--model": ([], ["--model", "OTHER"], tokens),
     "--dtype": (["--logprobs", "0"], ["--dtype", "bfloat16"], key("logprobs")),
     "--max-model-len": ([], ["--max-model-len", "20"], tokens),
-    "--drafter": ([], ["--drafter", "OTHER"], stat("num_draft_tokens")),
+    "--drafter": (["--draft-tokens", "4"], ["--drafter", "OTHER"], stat("num_draft_tokens")),
     "--draft-tokens": (["--drafter", "OTHER"], ["--draft-tokens", "1"], stat("num_draft_tokens")),
     "--verify": (["--drafter", "OTHER", *HOT], ["--verify", "coupled"], tokens),
     "--speculative-config": (

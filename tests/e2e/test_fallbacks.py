@@ -37,11 +37,21 @@ def generate(tiny: Path, tmp_path: Path):
     return run
 
 
+# An editable installation finds the extension wherever it was built, whatever lies on the path.
+START = """
+import sys
+sys.meta_path[:] = [f for f in sys.meta_path if "editable" not in getattr(f, "__module__", type(f).__module__)]
+from slipstream.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
 def generate_here(tiny: Path, **env: str) -> tuple[str, list[str]]:
     """Return the text, and the lines of stderr that are no statistics."""
     argv = ["generate", "the cat sat on", "--model", str(tiny), "--dtype", "bfloat16", "--max-tokens", "12"]
+    command = ["-c", START] if "PYTHONPATH" in env else ["-m", "slipstream.cli"]
     done = subprocess.run(
-        [sys.executable, "-m", "slipstream.cli", *argv, "--drafter", "lookup"],
+        [sys.executable, *command, *argv, "--drafter", "lookup"],
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error"} | env,
         capture_output=True,
         text=True,

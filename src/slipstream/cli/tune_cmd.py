@@ -19,7 +19,7 @@ from slipstream.types import RequestError, SamplingParams
 if TYPE_CHECKING:
     from slipstream.llm import LLM
 
-TOKENS, SECONDS = 64, 120.0
+TOKENS, SECONDS = 64, 100.0
 
 
 def declare(parser: argparse.ArgumentParser) -> None:

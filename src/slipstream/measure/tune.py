@@ -115,7 +115,7 @@ class Watched:
         return tokens / spent, tokens / len(self.rounds)
 
 
-def tune(llm: LLM, prompts: list[list[int]], params: SamplingParams, *, seconds: float = 120.0, tick: Tick) -> Tuned:
+def tune(llm: LLM, prompts: list[list[int]], params: SamplingParams, *, seconds: float = 100.0, tick: Tick) -> Tuned:
     """Measure costs afresh, then decode prompts for about `seconds`; store what was found."""
     start = time.perf_counter()
     parts = llm.guess.parts
