@@ -27,7 +27,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("what is tuned for")
     group.add_argument("--suite", default="demo", metavar="demo|PATH", help="shipped prompts, or a JSONL file (demo)")
     group.add_argument(
-        "--limit", type=int, default=9, metavar="N", help="at most N prompts, of all tasks (%(default)s)"
+        "--limit", type=int, default=8, metavar="N", help="at most N prompts, of all tasks (%(default)s)"
     )
     group.add_argument("--drafter", default="auto", metavar="SPEC", help="what to choose from (%(default)s)")
     group.add_argument("--verify", default="auto", help="the verification rule (%(default)s)")
