@@ -238,7 +238,7 @@ void plain_rows(const Product& job, int block, int row, int count) {
     _tile_stored(3, totals + 528, 128);
   }
   settle();
-  write_totals(job, block, row, count, totals, 32);
+  write_totals(job, block, row, count, totals);
 }
 
 void plain(const Product& job) {

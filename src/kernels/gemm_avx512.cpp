@@ -24,7 +24,7 @@ SLIPSTREAM_INLINE void plain_rows(const Product& job, int block, int row) {
   alignas(64) float totals[kCount * 32];
   for (int r = 0; r < kCount; r++)
     for (int t = 0; t < 2; t++) _mm512_store_ps(totals + r * 32 + t * 16, c[r][t]);
-  write_totals(job, block, row, kCount, totals, 32);
+  write_totals(job, block, row, kCount, totals);
 }
 
 void plain(const Product& job) {

@@ -199,18 +199,11 @@ SLIPSTREAM_INLINE void close_total(const Strip& strip, int r, int tile, __m512 t
   _mm512_mask_storeu_ps(strip.y(tile) + static_cast<size_t>(r) * strip.job.stride, strip.mask(tile), total);
 }
 
-// Adds the bias to totals [count][stride] and writes the block's 32 columns.
-SLIPSTREAM_INLINE void write_totals(const Product& job, int block, int row, int count, const float* totals,
-                                    int stride) {
-  int width = job.out - block * 32;
-  __mmask16 mask[2] = {static_cast<__mmask16>(width >= 16 ? 0xffff : (1 << width) - 1),
-                       static_cast<__mmask16>(width >= 32 ? 0xffff : width <= 16 ? 0 : (1 << (width - 16)) - 1)};
-  for (int t = 0; t < 2; t++) {
-    __m512 bias = job.bias ? _mm512_loadu_ps(job.bias + block * 32 + t * 16) : _mm512_setzero_ps();
-    float* y = job.y + static_cast<size_t>(row) * job.stride + block * 32 + t * 16;
-    for (int r = 0; r < count; r++, y += job.stride)
-      _mm512_mask_storeu_ps(y, mask[t], _mm512_add_ps(_mm512_load_ps(totals + r * stride + t * 16), bias));
-  }
+// Writes the finished totals [count][32] of a block.
+SLIPSTREAM_INLINE void write_totals(const Product& job, int block, int row, int count, const float* totals) {
+  const Strip whole{job, nullptr, nullptr, block, 0, job.groups, row, count};
+  for (int r = 0; r < count; r++)
+    for (int t = 0; t < 2; t++) close_total(whole, r, t, _mm512_load_ps(totals + r * 32 + t * 16));
 }
 
 }  // namespace

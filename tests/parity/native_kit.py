@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import io
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 
+from slipstream.nets.decoder import CachedDecoder
+
 VOCAB = 97
+TREE = [-1, 0, 0, 1, 1, 2, 3, 6]  # two branches, one of them forked again
+PATHS = [[], [1], [2], [1, 3], [1, 4], [2, 5], [1, 3, 6], [1, 3, 6, 7]]
 SIZES = {
     **{"vocab_size": VOCAB, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 4},
     **{"num_attention_heads": 6, "num_key_value_heads": 2, "max_position_embeddings": 256},
@@ -91,3 +96,24 @@ def reference(model: Any, tokens: list[int]) -> tuple[torch.Tensor, tuple[torch.
 def tokens(count: int, seed: int = 0) -> list[int]:
     """Random token ids."""
     return torch.randint(0, VOCAB, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def assert_stale_entries_stay_unseen(clean: CachedDecoder, poisoned: CachedDecoder, poison: Callable[[], None]) -> None:
+    """Both decoders give the same whatever `poison` writes behind the committed tokens of the second, slots 0 and 1."""
+    for decoder in (clean, poisoned):
+        decoder.extend(0, tokens(3))
+        decoder.extend(1, tokens(20))
+    for turn, path in enumerate(PATHS):
+        poison()
+        draft = torch.tensor([tokens(8, seed=turn), tokens(8, seed=50 + turn)])
+        parents = torch.tensor([TREE, TREE]) if turn % 2 else None
+        both = [d.nodes([0, 1], draft, parents)[0] for d in (clean, poisoned)]
+        assert torch.equal(*both)
+        for decoder in (clean, poisoned):
+            decoder.keep([0, 1], [path if turn % 2 else list(range(1, turn)), []])
+        poison()
+        taps = [d.extend(1, tokens(2, seed=turn), (-1,))[-1] for d in (clean, poisoned)]
+        assert torch.equal(*taps)
+    # the poison is real: one committed entry of a layer that sees everything spoils the output
+    poisoned.cache.values[:, 0, :, poisoned.length(0) - 1] = float("nan")
+    assert poisoned.nodes([0], torch.tensor([[5]]))[0].isnan().any()

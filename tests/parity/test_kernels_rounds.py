@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from kernels_kit import exact, fast, needs_kernels, rounded
-from native_kit import tokens
+from native_kit import PATHS, TREE, assert_stale_entries_stay_unseen, tokens
 
 from slipstream import kernels
 from slipstream.nets.decoder import CachedDecoder
@@ -18,8 +18,6 @@ from slipstream.types import Draft, RequestError
 
 pytestmark = needs_kernels
 FAMILIES = ["llama", "mistral_sliding", "gemma3", "smollm3"]
-TREE = [-1, 0, 0, 1, 1, 2, 3, 6]  # two branches, one of them forked again
-PATHS = [[], [1], [2], [1, 3], [1, 4], [2, 5], [1, 3, 6], [1, 3, 6, 7]]
 FORMATS = ["none", "int4", "int8", "w8a8"]
 
 
@@ -219,23 +217,7 @@ def test_nan_behind_the_committed_tokens_never_reaches_an_output(
             cache.keys[:, slot].masked_fill_(stale.view(-1, 1, 16), float("nan"))
             cache.values[:, slot].masked_fill_(stale.view(-1, 1), float("nan"))
 
-    for decoder in (clean, poisoned):
-        decoder.extend(0, tokens(3))
-        decoder.extend(1, tokens(20))
-    for turn, path in enumerate(PATHS):
-        poison()
-        draft = torch.tensor([tokens(8, seed=turn), tokens(8, seed=50 + turn)])
-        parents = torch.tensor([TREE, TREE]) if turn % 2 else None
-        both = [d.nodes([0, 1], draft, parents)[0] for d in (clean, poisoned)]
-        assert torch.equal(*both)
-        for decoder in (clean, poisoned):
-            decoder.keep([0, 1], [path if turn % 2 else list(range(1, turn)), []])
-        poison()
-        taps = [d.extend(1, tokens(2, seed=turn), (-1,))[-1] for d in (clean, poisoned)]
-        assert torch.equal(*taps)
-    # the poison is real: one committed entry of a layer that sees everything spoils the output
-    poisoned.cache.values[:, 0, :, poisoned.length(0) - 1] = float("nan")
-    assert poisoned.nodes([0], torch.tensor([[5]]))[0].isnan().any()
+    assert_stale_entries_stay_unseen(clean, poisoned, poison)
 
 
 def test_a_broken_row_fails_alone(folders: dict[str, Path]) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from native_kit import MODELS, VOCAB, save, tiny, tokens
+from native_kit import MODELS, TREE, VOCAB, save, tiny, tokens
 from torch import Tensor
 
 from graph_kit import ReplayRecorder
@@ -14,7 +14,6 @@ from slipstream.nets.batch_runner import BATCHED, BatchRunner, runner_for
 from slipstream.nets.decoder import CachedDecoder, load_decoder
 from slipstream.types import RequestError
 
-TREE = [-1, 0, 0, 1, 1, 2, 3, 6]
 BUSH = [-1, 0, 0, 0, 1]
 CHAIN = list(range(-1, 39))
 DEEP = [-1, 0, 0, 1, 3, 4, 5, 6, 7]  # deeper than the windows, with siblings before

@@ -6,14 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from native_kit import save, tiny, tokens
+from native_kit import TREE, save, tiny, tokens
 
 from slipstream.nets.decoder import CachedDecoder, load_decoder
 from slipstream.targets.native import NativeTarget
 from slipstream.types import Draft, RequestError
 
 FAMILIES = ["llama", "mistral_sliding", "gemma3_capped", "smollm3"]
-TREE = [-1, 0, 0, 1, 1, 2, 3, 6]
 BUSH = [-1, 0, 0, 0, 1]
 CHAIN = [-1, 0, 1, 2, 3, 4]
 SLOTS, LENGTHS = [2, 0, 3, 1], [3, 17, 8, 30]

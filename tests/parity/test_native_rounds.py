@@ -8,15 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from native_kit import save, tiny, tokens
+from native_kit import PATHS, TREE, assert_stale_entries_stay_unseen, save, tiny, tokens
 
 from slipstream.nets.decoder import CachedDecoder, load_decoder
 from slipstream.targets.native import NativeTarget
 from slipstream.types import Draft, RequestError
 
 FAMILIES = ["llama", "mistral_sliding", "gemma3", "smollm3"]
-TREE = [-1, 0, 0, 1, 1, 2, 3, 6]  # two branches, one of them forked again
-PATHS = [[], [1], [2], [1, 3], [1, 4], [2, 5], [1, 3, 6], [1, 3, 6, 7]]
 
 
 @pytest.fixture(scope="module")
@@ -123,23 +121,7 @@ def test_nan_behind_the_committed_tokens_never_reaches_an_output(name: str, fold
             for buffer in (poisoned.cache.keys, poisoned.cache.values):
                 buffer[:, slot, :, poisoned.length(slot) :] = float("nan")
 
-    for decoder in (clean, poisoned):
-        decoder.extend(0, tokens(3))
-        decoder.extend(1, tokens(20))
-    for turn, path in enumerate(PATHS):
-        poison()
-        draft = torch.tensor([tokens(8, seed=turn), tokens(8, seed=50 + turn)])
-        parents = torch.tensor([TREE, TREE]) if turn % 2 else None
-        both = [d.nodes([0, 1], draft, parents)[0] for d in (clean, poisoned)]
-        assert torch.equal(*both)
-        for decoder in (clean, poisoned):
-            decoder.keep([0, 1], [path if turn % 2 else list(range(1, turn)), []])
-        poison()
-        taps = [d.extend(1, tokens(2, seed=turn), (-1,))[-1] for d in (clean, poisoned)]
-        assert torch.equal(*taps)
-    # the poison is real: one committed entry of a layer that sees everything spoils the output
-    poisoned.cache.values[:, 0, :, poisoned.length(0) - 1] = float("nan")
-    assert poisoned.nodes([0], torch.tensor([[5]]))[0].isnan().any()
+    assert_stale_entries_stay_unseen(clean, poisoned, poison)
 
 
 def test_released_slot_forgets_its_former_row(folders: dict[str, Path]) -> None:

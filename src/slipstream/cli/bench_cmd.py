@@ -105,8 +105,7 @@ def plan_of(args: argparse.Namespace) -> Plan:
 
 
 def _llm_options(args: argparse.Namespace) -> dict[str, Any]:
-    names = ("model", "dtype", "quantize", "device", "max_model_len", "target", "verify")
-    return {name: getattr(args, name) for name in names}
+    return options.target_options(args) | {"verify": args.verify}
 
 
 def _measure(bench: Bench) -> None:

@@ -51,16 +51,7 @@ def run(args: argparse.Namespace) -> int:
     params = SamplingParams(temperature=args.temperature, max_tokens=args.max_tokens, seed=args.seed)
     folder = models.resolve(args.drafter.removeprefix("dspark:"))
     prompts = load_suite(args.suite).limited(args.prompts).prompts
-    llm = LLM(
-        args.model,
-        "none",
-        dtype=args.dtype,
-        device=args.device,
-        max_model_len=args.max_model_len,
-        quantize=args.quantize,
-        target=args.target,
-        max_rows=ROWS,
-    )
+    llm = LLM(drafter="none", max_rows=ROWS, **options.target_options(args))
     found = read_drafter(folder, learned.facts_of(llm.opened))
     check(found)
     for note in (*llm.notes, *(f"drafter: {note}" for note in found.notes)):

@@ -42,15 +42,7 @@ def run(args: argparse.Namespace) -> int:
     path = _path(args.drafter, learned.ALGORITHMS)
     folder = models.resolve(path)
     prompts = _prompts(args)
-    llm = LLM(
-        args.model,
-        "none",
-        dtype=args.dtype,
-        device=args.device,
-        max_model_len=args.max_model_len,
-        quantize=args.quantize,
-        target=args.target,
-    )
+    llm = LLM(drafter="none", **options.target_options(args))
     # a tap at the last layer is refused elsewhere, since trainers mean two things by it; here both are measured
     found = read_drafter(folder, learned.facts_of(llm.opened), final_layer=True)
     for note in (*llm.notes, *(f"drafter: {note}" for note in found.notes)):

@@ -92,17 +92,15 @@ _SAMPLING = (
 )
 
 
+def target_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the keyword arguments of `LLM` that say which target is run, and how."""
+    names = ("model", "dtype", "quantize", "device", "max_model_len", "target")
+    return {name: getattr(args, name) for name in names}
+
+
 def llm_options(args: argparse.Namespace) -> dict[str, Any]:
     """Return the keyword arguments of `LLM` for parsed options."""
-    options = {
-        "model": args.model,
-        "dtype": args.dtype,
-        "quantize": args.quantize,
-        "device": args.device,
-        "max_model_len": args.max_model_len,
-        "target": args.target,
-        "verify": args.verify,
-    }
+    options = target_options(args) | {"verify": args.verify}
     if args.speculative_config is not None:
         for flag in ("drafter", "draft_tokens"):
             if getattr(args, flag) is not None:

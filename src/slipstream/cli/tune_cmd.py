@@ -77,8 +77,7 @@ def _open(args: argparse.Namespace) -> LLM:
     from slipstream.cli.generate import say_notes
     from slipstream.llm import LLM
 
-    names = ("model", "dtype", "quantize", "device", "max_model_len", "target", "verify", "drafter")
-    llm = LLM(**{name: getattr(args, name) for name in names}, max_rows=1)
+    llm = LLM(drafter=args.drafter, verify=args.verify, max_rows=1, **options.target_options(args))
     say_notes(llm)
     return llm
 

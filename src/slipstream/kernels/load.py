@@ -17,6 +17,7 @@ from torch import Tensor
 from slipstream.kernels.decoder import KernelDecoder, KernelNet, PackedWeights, rope_tables, rounded_scale
 from slipstream.kernels.linear import Linear, Table
 from slipstream.kernels.rows import Rows, Source
+from slipstream.nets.decoder import sizes_of
 from slipstream.nets.weights import as_dtype
 from slipstream.types import RequestError
 
@@ -56,18 +57,11 @@ def load_kernel_decoder(
 
     `dtype` is what hidden states are handed out in, `kv` what keys and values are kept in.
     """
-    config = source.config
-    vocab = config.vocab if vocab is None else vocab
-    max_len = config.max_len if max_len is None else max_len
-    if not 1 <= vocab <= config.vocab:
-        raise RequestError(f"vocab {vocab} is not in 1..{config.vocab}, the rows of the model's embedding")
-    for name, value in (("max_rows", max_rows), ("max_len", max_len), ("max_nodes", max_nodes)):
-        if value < 1:
-            raise RequestError(f"{name} {value} must be at least 1")
+    vocab, sizes = sizes_of(source.config, vocab, max_rows=max_rows, max_len=max_len, max_nodes=max_nodes)
     kinds = Kinds.of(quantize) if isinstance(quantize, str) else quantize
-    net = _Builder(source, kinds, as_dtype(dtype, config.dtype), vocab).build()
+    net = _Builder(source, kinds, as_dtype(dtype, source.config.dtype), vocab).build()
     source.finish()
-    return KernelDecoder(net, vocab=vocab, max_rows=max_rows, max_len=max_len, max_nodes=max_nodes, kv=kv)
+    return KernelDecoder(net, vocab=vocab, kv=kv, **sizes)
 
 
 class _Builder:

@@ -279,6 +279,20 @@ def _padded(x: Tensor, rows: int, n: int, real: Tensor | None) -> Tensor:
     return x.view(rows, n, -1)
 
 
+def sizes_of(
+    config: DecoderConfig, vocab: int | None, *, max_rows: int, max_len: int | None, max_nodes: int
+) -> tuple[int, dict[str, int]]:
+    """Return the vocabulary and the sizes of a decoder's cache, checked; what is None is the model's own."""
+    vocab = config.vocab if vocab is None else vocab
+    sizes = {"max_rows": max_rows, "max_len": config.max_len if max_len is None else max_len, "max_nodes": max_nodes}
+    if not 1 <= vocab <= config.vocab:
+        raise RequestError(f"vocab {vocab} is not in 1..{config.vocab}, the rows of the model's embedding")
+    for name, value in sizes.items():
+        if value < 1:
+            raise RequestError(f"{name} {value} must be at least 1")
+    return vocab, sizes
+
+
 def load_decoder(
     folder: str | Path,
     dtype: str | torch.dtype = "auto",
@@ -298,14 +312,8 @@ def load_decoder(
     """
     path = Path(folder)
     config = read_config(read_json(path / "config.json"))
-    vocab = config.vocab if vocab is None else vocab
-    max_len = config.max_len if max_len is None else max_len
-    if not 1 <= vocab <= config.vocab:
-        raise RequestError(f"vocab {vocab} is not in 1..{config.vocab}, the rows of the model's embedding")
-    for name, value in (("max_rows", max_rows), ("max_len", max_len), ("max_nodes", max_nodes)):
-        if value < 1:
-            raise RequestError(f"{name} {value} must be at least 1")
+    vocab, sizes = sizes_of(config, vocab, max_rows=max_rows, max_len=max_len, max_nodes=max_nodes)
     kind, where = as_dtype(dtype, config.dtype), torch.device(device)
     weights = load_weights(path, config, vocab, kind, where, linear if quantize == "none" else quantised(quantize))
     net = Decoder(config, weights, kind, where)
-    return CachedDecoder(net, vocab=vocab, max_rows=max_rows, max_len=max_len, max_nodes=max_nodes)
+    return CachedDecoder(net, vocab=vocab, **sizes)
