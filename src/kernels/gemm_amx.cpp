@@ -16,7 +16,7 @@
 namespace slipstream {
 namespace {
 
-constexpr int kFewRows = 3;  // rows that dot products of bytes serve faster than tiles
+constexpr int kFewRows = 8;  // rows that dot products of bytes serve faster than tiles
 
 // Tiles 0-3: sums, 4 and 5: activations, 6 and 7: weights. Scaled kinds use one of each for either of two groups;
 // bfloat16 weights, two column halves (6, 7) by two chunks of rows (4, 5).
@@ -201,7 +201,7 @@ void grouped(const Product& job) {
   _tile_release();
 }
 
-// Products of 8-bit numbers have no rounding, and the rest is the same arithmetic: for a row or two, dot products give
+// Products of 8-bit numbers have no rounding, and the rest is the same arithmetic: for a few rows, dot products give
 // the same bits sooner.
 template <class Store>
 void grouped_bytes(const Product& job) {
