@@ -9,7 +9,7 @@ MODEL  := smollm2-135m-instruct
 # threads that spin while they wait make a busy machine several times slower
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: demo speculators test test-slow test-big test-gpu check fix test-neon bench bench-gpu bench-kernels sanitize docs clean
+.PHONY: demo speculators test test-slow test-big test-gpu check fix test-neon wheel wheel-arm bench bench-gpu bench-kernels sanitize docs clean
 
 # A changed kernel source is built by installing again.
 $(STAMP): pyproject.toml constraints.txt CMakeLists.txt $(wildcard src/kernels/*)
@@ -51,6 +51,15 @@ test-neon:
 	@if command -v aarch64-linux-gnu-g++ > /dev/null && command -v qemu-aarch64-static > /dev/null; then \
 	  tests/native/run.sh build/neon --toolchain tests/native/aarch64.cmake; \
 	else echo "skipped: test-neon needs aarch64-linux-gnu-g++ and qemu-aarch64-static"; fi
+
+wheel: $(STAMP)
+	$(BIN)/python -m pip wheel . --no-deps --wheel-dir dist
+
+# The same for 64-bit Arm Linux, from any machine with the cross compiler; for the Python version it is made with.
+SUFFIX := -c "import sysconfig as s; print('.' + '-'.join(s.get_config_var('SOABI').split('-')[:2]) + '-aarch64-linux-gnu.so')"
+wheel-arm: $(STAMP)
+	_PYTHON_HOST_PLATFORM=linux-aarch64 SETUPTOOLS_EXT_SUFFIX="$$($(BIN)/python $(SUFFIX))" $(BIN)/python -m pip wheel . \
+	  --no-deps --wheel-dir dist --config-settings=cmake.args=--toolchain=$(CURDIR)/tests/native/aarch64.cmake
 
 # On a GPU machine the environment's own torch is the one to test: PYTHON=python3 make test-gpu BIN=$$(dirname $$(which python3))
 test-gpu:

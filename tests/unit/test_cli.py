@@ -36,6 +36,13 @@ def test_help_needs_no_torch(argv):
     assert "slipstream" in done.stdout
 
 
+def test_the_package_runs_as_a_module():
+    run = [sys.executable, "-m", "slipstream"]
+    shown = subprocess.run([*run, "--version"], capture_output=True, text=True, check=False)
+    assert (shown.returncode, shown.stdout.split()[0]) == (0, "slipstream")
+    assert subprocess.run([*run, "nonsense"], capture_output=True, check=False).returncode == 2
+
+
 def test_help_lists_only_commands_that_exist(capsys):
     assert main(["--help"]) == 0
     shown = capsys.readouterr().out
