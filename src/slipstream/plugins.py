@@ -53,19 +53,23 @@ def _make_lookup(opened: Opened, wanted: Wanted) -> Drafter:
 def _make_draft_model(opened: Opened, wanted: Wanted) -> Drafter:
     from slipstream import models
     from slipstream.decoders import draft_way, open_decoder
-    from slipstream.drafters.draft_model import DraftModel
+    from slipstream.drafters.draft_model import DraftModel, DraftModelOptions
     from slipstream.nets.families import read_config
     from slipstream.text import check_vocabularies, load_tokenizer
 
+    options = DraftModelOptions(head_ids=wanted.options.get("head_ids", DraftModelOptions.head_ids))
     way = draft_way(wanted.options.get("quantize", ""), opened.dtype, opened.device)
     folder, weights = models.locate(wanted.path, packed=way.quantize if way.kernels else None)
     warnings = check_vocabularies(opened.tokenizer, load_tokenizer(folder), opened.name, wanted.path)
     wanted.notes.extend([*warnings, *([way.note] if way.note else [])])
     caps = opened.target.caps
-    own = read_config(read_model_config(folder)).max_len
-    sizes = {"max_rows": wanted.rows, "max_len": min(own, caps.max_len)}
+    own = read_config(read_model_config(folder))
+    scored = min(options.head_ids or own.vocab, own.vocab)
+    sizes = {"max_rows": wanted.rows, "max_len": min(own.max_len, caps.max_len), "vocab": scored}
     decoder = open_decoder(weights, way, opened.dtype, opened.device, **sizes)
-    return DraftModel(decoder, vocab=caps.vocab, max_rows=wanted.rows, device=opened.device)
+    return DraftModel(
+        decoder, vocab=caps.vocab, max_rows=wanted.rows, device=opened.device, options=options, ids=own.vocab
+    )
 
 
 def _learned(algorithm: str) -> Callable[[Opened, Wanted], tuple[Drafter, int]]:
@@ -121,7 +125,7 @@ DRAFTERS: Mapping[str, PlugIn] = MappingProxyType(
             *(4, 8),
             path=True,
             draws=True,
-            options=("quantize",),
+            options=("quantize", "head_ids"),
         ),
         "eagle": _head("eagle", "EAGLE-1/2: a layer that foresees the target's last state", 12, *_EAGLE),
         "eagle3": _head("eagle3", "EAGLE-3: a layer fed with several of the target's layers", 12, *_EAGLE),

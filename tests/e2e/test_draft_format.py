@@ -76,3 +76,25 @@ def test_q_is_the_law_of_the_logits_that_were_used(form, model):
         logits, _ = again.nodes([0], torch.tensor([fed]))
         wanted = draft_law([row], [fed], fit_vocab(logits[:, -1].float(), vocab, logits=True))
         assert torch.equal(draft.q[:, depth], wanted)
+
+
+@pytest.mark.parametrize("form", ["none", "int4"])
+def test_a_head_of_the_first_ids_drafts_only_those_and_takes_less_memory(form, model, plain):
+    few, whole = (
+        plain.with_drafter(f"draft_model:{model}?quantize={form}&head_ids={n}", draft_tokens=3) for n in (9, 0)
+    )
+    drafted: list[int] = []
+    few.engine.trace = lambda found: drafted.extend(found.tokens[1:])
+    assert texts(few) == texts(plain) == texts(whole)
+    assert drafted
+    assert max(drafted) < 9
+    narrow, full = (llm.engine.drafter._cache.decoder.net for llm in (few, whole))
+    assert narrow.vocab == 9 < full.vocab
+    assert narrow.weights.nbytes < full.weights.nbytes or form == "none", "one table serves embedding and head"
+    ids = torch.arange(full.vocab)
+    assert torch.equal(narrow.bare_embed(ids), full.bare_embed(ids)), "it reads every id"
+
+
+def test_a_head_of_less_than_no_ids_is_refused(model, plain):
+    with pytest.raises(RequestError, match=r"head_ids=-1 must be a whole number, 0 \(all ids\) or more"):
+        plain.with_drafter(f"draft_model:{model}?head_ids=-1")

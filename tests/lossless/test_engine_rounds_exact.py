@@ -86,15 +86,16 @@ def engine_law(
     return found
 
 
-def draft_model() -> DraftModel:
-    """The production drafter on a toy network in float64."""
-    decoder = ToyDecoder(lambda prefix: torch.tensor(logits_of(Q(tuple(prefix))), dtype=torch.float64), vocab=V)
-    return DraftModel(decoder, vocab=V, max_rows=64)
+def draft_model(scored: int = V) -> DraftModel:
+    """The production drafter on a toy network in float64, whose head may have fewer ids than it is fed."""
+    law = lambda prefix: torch.tensor(logits_of(Q(tuple(prefix)))[:scored], dtype=torch.float64)  # noqa: E731
+    return DraftModel(ToyDecoder(law, vocab=V), vocab=V, max_rows=64, ids=V)
 
 
 DRAFTS: dict[str, tuple[Callable[[], Drafter], tuple[str, ...]]] = {
     "lookup": (lambda: Lookup(LookupOptions(min_ngram=1, max_ngram=3), vocab=V), ("chain", "coupled", "auto")),
     "draft_model": (draft_model, ("chain", "block", "coupled")),
+    "draft_model, two ids": (lambda: draft_model(2), ("chain", "block", "coupled")),
     "none": (lambda: NoneToy(V), ("auto", "coupled")),
     "sampled": (lambda: SampledToy(Q, V), ("chain", "block", "coupled", "auto")),
     "greedy": (lambda: greedy_toy(Q, V), ("chain", "block", "tree", "coupled")),

@@ -260,6 +260,28 @@ class TestLaw:
             grow(row, 9)
         assert max(decoder.slots[0]) < width
 
+    @pytest.mark.parametrize("temperature", [0.0, 1.0])
+    def test_a_head_of_fewer_ids_than_it_is_fed(self, temperature):
+        decoder = ToyDecoder(lambda prefix: LOGITS(prefix)[:7], vocab=VOCAB)
+        decoder.config = dataclasses.replace(decoder.config, vocab=7)
+        decoder._check = lambda slot, tokens: None
+        drafter = DraftModel(decoder, vocab=VOCAB, max_rows=1, ids=VOCAB)
+        row = row_of([1, 12, 9], temperature=temperature, top_k=3 if temperature else 0)
+        for _ in range(20):
+            draft = propose(drafter, [row], 3)
+            text = [*row.tokens, *draft.tokens[0, 1:].tolist()]
+            for node in range(3):
+                logits = LOGITS(text[: len(row.tokens) + node])[:7]
+                if not temperature:
+                    assert text[len(row.tokens) + node] == int(logits.argmax())
+                    continue
+                q = torch.softmax(logits.masked_fill(logits < logits.topk(3).values[-1], -torch.inf), -1)
+                assert torch.allclose(draft.q[0, node, :7], q, atol=1e-6)
+                assert draft.q[0, node].shape == (VOCAB,)
+                assert float(draft.q[0, node, 7:].abs().sum()) == 0.0
+            grow(row, 12, 8)
+        assert decoder.slots[0][: len(row.tokens) - 3] == row.tokens[:-3], "what it cannot draft it is fed all the same"
+
 
 class TestEarlyStop:
     def test_the_unlikely_token_is_kept_and_ends_the_draft(self):

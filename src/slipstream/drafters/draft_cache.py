@@ -71,10 +71,12 @@ class _Held:
 
 
 class DraftCache:
-    """The draft model's cache, one slot per row from its first draft until `forget`."""
+    """The draft model's cache, one slot per row from its first draft until `forget`. It is fed ids below `ids`; None:
+    those that the decoder gives logits."""
 
-    def __init__(self, decoder: DraftDecoder, max_rows: int) -> None:
+    def __init__(self, decoder: DraftDecoder, max_rows: int, ids: int | None = None) -> None:
         self.decoder = decoder
+        self._ids = decoder.config.vocab if ids is None else ids
         self._batched = min(_BATCHED, decoder.max_nodes)
         self._held = Slots(max_rows, _Held, "draft model")
 
@@ -153,5 +155,4 @@ class DraftCache:
 
     def _known(self, tokens: list[int]) -> list[int]:
         """Stand in id 0 for ids the draft model does not have: a worse guess, and q is still what was drawn from."""
-        vocab = self.decoder.config.vocab
-        return [t if t < vocab else 0 for t in tokens] if max(tokens) >= vocab else tokens
+        return [t if t < self._ids else 0 for t in tokens] if max(tokens) >= self._ids else tokens

@@ -24,7 +24,7 @@ class Drawing:
     """The chains of one call of `propose` under way.
 
     `limits[b]` is the most tokens row b may draft; `live` are the batch indices still drafting, in order. `vocab` is
-    the target's number of real ids, to which logits are fitted.
+    the target's number of real ids, to which logits are fitted where more than their peak is needed.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Drawing:
         drawn: its logits are not finite, or its parameters leave none of the tokens.
         """
         logits = logits if logits.dtype == torch.float64 else logits.float()
-        logits = fit_vocab(logits, self.vocab, logits=True)
+        logits = logits[:, : self.vocab]
         tokens, broken = peaks(logits)
         places, live, self.broken = list(range(len(self.live))), self.live, []
         if broken is not None:
@@ -56,6 +56,7 @@ class Drawing:
             places = [i for i, bad in enumerate(broken.tolist()) if not bad]
             live, logits, tokens = [live[i] for i in places], logits[places], tokens[places]
         if not all(_bare_greedy(self.rows[b].params) for b in live):
+            logits = fit_vocab(logits, self.vocab, logits=True)
             law, bare = drafting_law([self.rows[b] for b in live], [self._prefixes[b] for b in live], logits)
             if bare is not None:
                 some = (~bare).nonzero()[:, 0].tolist()
