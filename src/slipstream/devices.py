@@ -113,6 +113,28 @@ def refuse(wrong: Tensor, error: Callable[[], Exception]) -> None:
         faults.note(wrong, error)
 
 
+class StepAside:
+    """Keep torch to one thread while the context is open, where a target runs on threads of its own (`own_threads`).
+
+    Torch's other threads do not sleep at once when their share of an operation is done: they spin, on processors that
+    the target's threads are waiting for. Torch counts its threads for each calling thread.
+    """
+
+    def __init__(self, own_threads: bool) -> None:
+        self._own, self._before = own_threads, 1
+
+    def __enter__(self) -> None:
+        """Leave the processors to the target."""
+        self._before = torch.get_num_threads() if self._own else 1
+        if self._before > 1:
+            torch.set_num_threads(1)
+
+    def __exit__(self, *error: object) -> None:
+        """Take back as many threads as there were."""
+        if self._before > 1:
+            torch.set_num_threads(self._before)
+
+
 class Stopwatch:
     """Seconds of work on a device, without waiting for it: read `seconds` after something else has waited."""
 

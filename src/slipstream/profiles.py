@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from slipstream.devices import StepAside
 from slipstream.machine import memory_guard
 from slipstream.types import VerifyRule
 
@@ -92,6 +93,11 @@ def save(opened: Opened) -> str:
 
 def _complete(opened: Opened, parts: Seq[Part], rule: VerifyRule, rows: int) -> tuple[Profile, bool]:
     """Measure what the profile lacks; say whether anything did."""
+    with StepAside(opened.target.caps.own_threads):  # as in rounds
+        return _measured(opened, parts, rule, rows)
+
+
+def _measured(opened: Opened, parts: Seq[Part], rule: VerifyRule, rows: int) -> tuple[Profile, bool]:
     from slipstream.control.profile import measure_drafter, measure_rows, measure_target
 
     rows, fresh = min(rows, MOST_ROWS, opened.target.caps.max_rows), False
@@ -134,8 +140,10 @@ def cost_name(name: str, folder: Path | None, options: Mapping[str, Any]) -> str
 
 
 def folder_hash(folder: Path) -> str:
-    """Return a short hash of a model folder: its config, and its files by name, size and a few pieces of each."""
-    parts = [_sample(path) for path in sorted(folder.iterdir()) if path.is_file()]
+    """Return a short hash of a model folder: its config, and its files by name, size and a few pieces of each; or of
+    a model that is one file."""
+    files = sorted(folder.iterdir()) if folder.is_dir() else [folder]
+    parts = [_sample(path) for path in files if path.is_file()]
     config = folder / "config.json"
     parts += [config.read_text(encoding="utf-8", errors="replace")] if config.is_file() else []
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]

@@ -201,7 +201,10 @@ class Needs:
 
 @dataclass(frozen=True)
 class Caps:
-    """What a target can do. `vocab` is the number of real token ids: logits are cut to it."""
+    """What a target can do. `vocab` is the number of real token ids: logits are cut to it.
+
+    `own_threads`: its passes run on threads of their own, which torch's would have to share the processors with.
+    """
 
     vocab: int
     max_len: int
@@ -210,6 +213,7 @@ class Caps:
     tree: bool = True
     layers: int = 0
     hidden: int = 0
+    own_threads: bool = False
 
 
 class Rngs(Protocol):

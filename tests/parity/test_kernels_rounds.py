@@ -235,6 +235,7 @@ def test_a_broken_row_fails_alone(folders: dict[str, Path]) -> None:
 def test_target_replaces_padding_and_wrong_use_is_refused(folders: dict[str, Path]) -> None:
     decoder = fast(folders["llama"], rows=2)
     target = NativeTarget(decoder, (1,))
+    assert target.caps.own_threads
     target.prefill(0, tokens(10))
     ids = torch.tensor([[4, 5, 999_999, -7]])
     lengths = torch.tensor([2])

@@ -13,7 +13,7 @@ from typing import Literal
 
 import torch
 
-from slipstream.devices import Faults, Stopwatch, moved
+from slipstream.devices import Faults, StepAside, Stopwatch, moved
 from slipstream.engine.commit import Found, Round, RoundTrace, add_logprobs, grow, to_host, trace_of
 from slipstream.engine.finish import Detokenizer, Ending
 from slipstream.engine.guard import checked
@@ -79,6 +79,7 @@ class Engine:
         self._detokenizer = detokenizer
         self.make_rngs = make_rngs or (lambda rows: RequestRngs(rows, shared_noise=rule.shared_noise))
         self._hits = Hits(drafter.name) if drafter.needs.taps else None
+        self._aside = StepAside(target.caps.own_threads)
         self._in_round = False
         self._doomed: list[Sequence] = []  # aborted in the middle of a round
         rows = min(self.options.max_rows, target.caps.max_rows)
@@ -119,12 +120,11 @@ class Engine:
 
         One in the commit ends the sequences of the round with an error: their caches and texts may disagree.
         """
-        # no context managers of our own here: where a round takes milliseconds, each is felt
         if self._in_round:
             raise RequestError("a round is under way: its callbacks cannot run another on the same engine")
         self._in_round = True
         try:
-            with torch.inference_mode():
+            with self._aside, torch.inference_mode():
                 rows = self.scheduler.plan()
                 if not rows:
                     return []

@@ -140,6 +140,8 @@ def rounded_scale(config: DecoderConfig, dtype: torch.dtype) -> float:
 class KernelDecoder(CachedDecoder):
     """Play `CachedDecoder` on the kernels. Logits come in float32, hidden states in the network's dtype."""
 
+    own_threads = True
+
     def __init__(
         self, net: KernelNet, *, vocab: int, max_rows: int, max_len: int, max_nodes: int, kv: torch.dtype
     ) -> None:

@@ -116,6 +116,8 @@ class CachedDecoder:
     `config.vocab` is the number of real token ids (columns of the logits), `config.max_len` the longest sequence.
     """
 
+    own_threads = False  # torch's do the work
+
     def __init__(self, net: Decoder, *, vocab: int, max_rows: int, max_len: int, max_nodes: int) -> None:
         self.net, self.max_rows, self.max_nodes = net, max_rows, max_nodes
         self.config = replace(net.config, vocab=vocab, max_len=max_len)

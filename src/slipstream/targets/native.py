@@ -30,6 +30,7 @@ class NativeTarget:
             tree=True,
             layers=c.layers,
             hidden=c.hidden,
+            own_threads=decoder.own_threads,
         )
 
     def prefill(self, slot: int, tokens: list[int]) -> Mapping[int, Tensor]:
