@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import resource
+import sys
 
 import pytest
 import torch
 
-from slipstream.nets.kv_cache import CacheShape, KVCache
+from slipstream.measure.memory import resident
+from slipstream.nets.kv_cache import CacheShape, KVCache, zero_pages
 from slipstream.types import RequestError, WorkError
 
 CPU = torch.device("cpu")
@@ -87,6 +89,15 @@ def test_unused_length_costs_no_memory(dtype: torch.dtype) -> None:
     assert kv.keys.dtype == dtype
     assert kv.nbytes == 2 * 16 * 8 * 2 * 65600 * 64 * dtype.itemsize
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KiB, of more than 4 million
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
+def test_a_short_text_takes_small_pages() -> None:
+    """With huge ones each layer and head would take 2 MiB for its first token."""
+    buffer = zero_pages((16, 8, 2, 16384, 64), torch.bfloat16)
+    before = resident()["RssAnon"]
+    buffer[:, 0, :, :2] = 1
+    assert 32 * 4096 <= resident()["RssAnon"] - before < 8 << 20
 
 
 def test_cache_that_cannot_fit_says_what_to_change() -> None:

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from slipstream.nets.kv_cache import CacheShape
+from slipstream.nets.kv_cache import CacheShape, zero_pages
 from slipstream.types import RequestError, WorkError
 
 BLOCK = 16  # positions of one block of keys
-_BITS = {torch.bfloat16: np.uint16, torch.float32: np.uint32}
+_DTYPES = (torch.bfloat16, torch.float32)
 
 
 class KernelCache:
@@ -24,7 +23,7 @@ class KernelCache:
     def __init__(self, shape: CacheShape, dtype: torch.dtype) -> None:
         from slipstream.kernels import _native
 
-        if dtype not in _BITS:
+        if dtype not in _DTYPES:
             raise RequestError(f"a cache of {dtype} is not one of bfloat16, float32")
         self.shape = shape
         capacity = _whole(shape.max_len + shape.scratch)
@@ -65,7 +64,7 @@ def _whole(count: int) -> int:
 
 def _buffer(size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     try:
-        return torch.from_numpy(np.zeros(size, dtype=_BITS[dtype])).view(dtype)
+        return zero_pages(size, dtype)
     except MemoryError:
         need = math.prod(size) * dtype.itemsize / 2**30
         raise WorkError(f"a cache of {2 * need:.1f} GiB does not fit; use a smaller max_len or fewer rows") from None

@@ -8,9 +8,10 @@ always zero, so stale entries (even NaN) cannot reach an output. No attention he
 from __future__ import annotations
 
 import math
+import mmap
+from contextlib import suppress
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,7 +19,6 @@ from slipstream.devices import moved
 from slipstream.types import RequestError, WorkError
 
 _SPARE = 2  # places behind the scratch: one always zero, one for what is written and never read
-_BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,18 @@ class KVCache:
 
 
 def _buffer(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    if device.type != "cpu":
-        return torch.zeros(size, dtype=dtype, device=device)
-    # torch.zeros writes every page; numpy leaves zero pages untouched until used
-    return torch.from_numpy(np.zeros(size, dtype=_BITS[dtype.itemsize])).view(dtype)
+    return zero_pages(size, dtype) if device.type == "cpu" else torch.zeros(size, dtype=dtype, device=device)
+
+
+def zero_pages(size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Return zeros whose pages take no memory until they are written; MemoryError where even that does not fit.
+
+    Small pages: a short text would fill a huge one in every layer and head of its slot.
+    """
+    try:
+        memory = mmap.mmap(-1, math.prod(size) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, OverflowError) as error:
+        raise MemoryError(str(error)) from error
+    with suppress(AttributeError, OSError):  # a system that knows no huge pages
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype).view(size)
