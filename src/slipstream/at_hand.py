@@ -85,7 +85,7 @@ def _smaller_models(opened: Opened) -> Iterator[DrafterChoice]:
         if read_model_config(info.folder).get("vocab_size") != read_model_config(opened.folder).get("vocab_size"):
             continue  # saves reading a tokenizer; rows of padding may differ, but hardly within a family
         try:
-            check_vocabularies(opened.tokenizer, load_tokenizer(info.folder), opened.name, info.name)
+            check_vocabularies(opened.tokenizer, load_tokenizer(info.folder, opened.tokenizer), opened.name, info.name)
         except (RequestError, WorkError):
             continue
         yield DrafterChoice("draft_model", info.name, f"draft_model {info.name}, a smaller model of its vocabulary")

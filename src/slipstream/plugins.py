@@ -60,7 +60,7 @@ def _make_draft_model(opened: Opened, wanted: Wanted) -> Drafter:
     options = DraftModelOptions(head_ids=wanted.options.get("head_ids", DraftModelOptions.head_ids))
     way = draft_way(wanted.options.get("quantize", ""), opened.dtype, opened.device)
     folder, weights = models.locate(wanted.path, packed=way.quantize if way.kernels else None)
-    warnings = check_vocabularies(opened.tokenizer, load_tokenizer(folder), opened.name, wanted.path)
+    warnings = check_vocabularies(opened.tokenizer, load_tokenizer(folder, opened.tokenizer), opened.name, wanted.path)
     wanted.notes.extend([*warnings, *([way.note] if way.note else [])])
     caps = opened.target.caps
     own = read_config(read_model_config(folder))

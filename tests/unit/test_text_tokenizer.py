@@ -10,7 +10,7 @@ import pytest
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 
-from slipstream.text import load_tokenizer
+from slipstream.text import check_vocabularies, load_tokenizer
 from slipstream.text.chat_template import check_messages
 from slipstream.types import RequestError, WorkError
 
@@ -64,6 +64,18 @@ def make_folder(place: Path, template: Any = PLAIN, **settings: Any) -> Path:
 
 def write(path: Path, content: Any) -> None:
     path.write_text(json.dumps(content), encoding="utf-8")
+
+
+def test_models_with_the_same_tokenizer_file_hold_it_once(tmp_path: Path) -> None:
+    first = load_tokenizer(make_folder(tmp_path / "first"))
+    again = load_tokenizer(make_folder(tmp_path / "again", eos_token="<eot>"), first)
+    assert again.backend is first.backend
+    assert (first.eos_ids, again.eos_ids) == ((257,), (258,)), "what else a folder says is its own"
+    assert len(check_vocabularies(first, again, "first", "again")) == 1
+    other = make_folder(tmp_path / "other")
+    text = (other / "tokenizer.json").read_text()
+    (other / "tokenizer.json").write_text(text.replace('"<eot>"', '"<end>"'))  # of the same size
+    assert load_tokenizer(other, first).token_of(258) == "<end>"
 
 
 def test_special_ids(tmp_path: Path) -> None:
