@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from slipstream import kernels, models
 from slipstream.config import QUANTIZE
 from slipstream.measure import perplexity
 from slipstream.models.catalogue import CATALOGUE
@@ -24,7 +25,9 @@ def test_chunks_of_pieces_give_the_loss_of_whole_passes(tmp_path: Path, monkeypa
         rows = decoder.nodes([0], torch.tensor([piece]))[0][0, :-1]
         total += float(torch.nn.functional.cross_entropy(rows, torch.tensor(piece[1:]), reduction="sum"))
         best += rows.argmax(-1).tolist()
-    found = perplexity.score(decoder, pieces)
+    heard: list[int] = []
+    found = perplexity.score(decoder, pieces, heard.append)
+    assert sum(heard) == 10
     assert found.loss == pytest.approx(total / 10, abs=1e-5)
     assert found.best.tolist() == best
 
@@ -45,3 +48,20 @@ def test_the_table_says_what_a_format_costs() -> None:
     second = perplexity.Scored(1.1, torch.tensor([1, 2, 3, 5]))
     line = perplexity.show({"none": first, "int4": second}).splitlines()[-1]
     assert line.split() == ["int4", "3.004", "+10.52", "%", "75.0", "%"]
+
+
+@pytest.mark.skipif(not kernels.available(), reason=f"no kernels: {kernels.reason()}")
+def test_shipped_measures_again_all_that_the_table_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    folder, table = str(make_model(tmp_path)), tmp_path / "table.json"
+    table.write_text(json.dumps({folder: {"positions": 5, "none": 1.0, "torch-float32": 2.0}}))
+    monkeypatch.setattr(perplexity, "TABLE", table)
+    monkeypatch.setattr(models, "pull", lambda name: pulled.append(name))
+    monkeypatch.setattr(perplexity, "text_pieces", lambda model, positions: [list(range(1, positions + 2))])
+    pulled: list[str] = []
+    assert perplexity.main(["--shipped", "--write"]) == 0
+    found = json.loads(table.read_text())[folder]
+    assert pulled == [folder]
+    assert found["positions"] == 5
+    assert found["none"] == pytest.approx(found["torch-float32"], rel=0.1)
+    assert found["none"] != 1.0
+    assert "5/5" in capsys.readouterr().err, "progress is shown"
