@@ -99,3 +99,15 @@ def test_masked_tokens_stay_out_of_every_law() -> None:
     assert bool((got[:, 5:] == 0).all())
     assert torch.allclose(got.sum(-1), torch.ones(len(x)))
     assert torch.allclose(cut_on_device(x[:-1], x[:-1].argmax(-1), CUTS), got[:-1], atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_whole_law_has_the_bits_of_its_definition_in_every_batch(dtype: torch.dtype) -> None:
+    x = 9 * torch.randn(5, 1000, dtype=dtype)
+    x[1, ::3] = -torch.inf
+    cuts = [Cut(t) for t in (1.0, 1.5, 0.3, 1e-3, 1e-30)]
+    scale = torch.tensor([cut.temperature for cut in cuts], dtype=dtype)[:, None]
+    law = law_rows(x, x.argmax(-1), cuts)
+    assert torch.equal(law, torch.softmax((x - x.amax(-1, keepdim=True)) / scale, -1))
+    for r in range(5):
+        assert torch.equal(law_rows(x[r : r + 1], x[r : r + 1].argmax(-1), cuts[r : r + 1])[0], law[r])

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from slipstream.sampling import RequestRngs, new_seed, streams
+from slipstream.sampling import RequestRngs, new_seed, picking, streams
 from slipstream.sampling.streams import pick, raw
 from slipstream.types import SamplingParams, Sequence, WorkError
 
@@ -235,3 +235,25 @@ def test_new_seeds_differ_and_are_valid() -> None:
     assert len(seeds) == 100
     for seed in seeds:
         SamplingParams(seed=seed)
+
+
+def test_one_block_of_bits_is_what_the_generator_gives() -> None:
+    for key, counter in (((1, 2), (3, 4)), ((2**64 - 1, 2**63), (0, 2**64 - 1)), ((0, 0), (2**40, 5))):
+        words = np.array([0, 0, *counter], dtype=np.uint64)
+        whole = np.random.Philox(key=np.array(key, dtype=np.uint64), counter=words).random_raw(8)
+        for n in (1, 3, 4, 5, 8):
+            assert raw(key, counter, n).tolist() == whole[:n].tolist()
+
+
+@pytest.mark.parametrize("vocab", [5, 128, 300, 1000])
+def test_the_host_picks_what_an_accelerator_picks(vocab: int) -> None:
+    w = torch.rand(40, vocab) ** 8 * (torch.rand(40, vocab) > 0.5)
+    w[:, 1] += 1e-9
+    w[3, :-1] = 0.0
+    w[3, -1] = 1.0
+    u = torch.rand(40, dtype=torch.float64)
+    u[::7], u[1::7] = 0.0, 1 - 2**-53
+    padded = torch.nn.functional.pad(w, (0, -vocab % 128)).view(40, -1, 128)
+    there = picking._pick_there(padded, padded.sum(-1, dtype=torch.float64), u, range(40))
+    assert pick(w, u).tolist() == there.tolist()
+    assert bool((w[torch.arange(40), there] > 0).all())

@@ -19,15 +19,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slipstream.devices import known, moved, on_host, refuse
-from slipstream.types import Sequence, WorkError
+from slipstream.devices import known, moved, on_host
+from slipstream.sampling.picking import need_mass, pick
+from slipstream.types import Sequence
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
-_CHUNK = 128  # ids summed before they are searched
 _HELD = 16  # noise vectors kept: a round asks for a position's twice, to draft and to verify
 _AHEAD = 8  # calls whose uniforms are made at a time when only the device knows who draws
 _WORD = 2**64 - 1
+_MULTIPLIERS, _WEYL = (0xD2E7470EE14C6C93, 0xCA5A826395121157), (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)  # of the paper
 
 
 class Stream(enum.IntEnum):
@@ -46,8 +47,20 @@ def new_seed() -> int:
 
 def raw(key: tuple[int, int], counter: tuple[int, int], n: int) -> Array:
     """Return n words of 64 random bits: `counter` is the upper half of Philox's counter, blocks count in the lower."""
+    if n <= len(_MULTIPLIERS) * 2:
+        return np.array(_block(key, (1, 0, *counter))[:n], dtype=np.uint64)
     counter_words = np.array([0, 0, *counter], dtype=np.uint64)
     return np.asarray(np.random.Philox(key=np.array(key, dtype=np.uint64), counter=counter_words).random_raw(n))
+
+
+def _block(key: tuple[int, int], counter: tuple[int, int, int, int]) -> tuple[int, ...]:
+    """Return Philox4x64-10 of one counter: what a generator of numpy's begins with, which takes longer to make."""
+    (k0, k1), (a, b, c, d) = key, counter
+    for _ in range(10):
+        left, right = _MULTIPLIERS[0] * a, _MULTIPLIERS[1] * c
+        a, b, c, d = (right >> 64) ^ b ^ k0, right & _WORD, (left >> 64) ^ d ^ k1, left & _WORD
+        k0, k1 = (k0 + _WEYL[0]) & _WORD, (k1 + _WEYL[1]) & _WORD
+    return a, b, c, d
 
 
 class RequestRngs:
@@ -116,7 +129,7 @@ class RequestRngs:
     def _race(self, w: Tensor, depth: int, owners: Seq[int]) -> Tensor:
         noise = np.stack([self._exponential(b, self._ends[b] + depth - 1, w.shape[1]) for b in owners])
         runners = w.double()  # [A, V]
-        _need_mass(runners.sum(-1), owners)
+        need_mass(runners.sum(-1), owners)
         return torch.where(runners > 0, runners / moved(torch.from_numpy(noise), w.device), -1.0).argmax(-1)
 
     def _draw(self, stream: Stream, w: Tensor, active: Tensor | None) -> Tensor:
@@ -212,39 +225,3 @@ class _Ahead:
         calls = range(self._asked, self._asked + _AHEAD)
         more = [[float(self._make(b, first + i)[0]) for i in calls] for b, first in enumerate(self._first)]
         self._table = torch.cat([self._table, moved(torch.tensor(more, dtype=torch.float64), self._device)], 1)
-
-
-def pick(w: Tensor, u: Tensor, owners: Seq[int] | None = None) -> Tensor:
-    """Invert the cumulated weights w [A, V] at uniforms u [A] in [0, 1): the id reached, never one of zero weight.
-
-    Works in float64 and in two levels, sums of `_CHUNK` ids and then the ids of one chunk: cumulating a whole
-    vocabulary costs more than everything else in a draw. An error names the row's owner.
-    """
-    rows, vocab = w.shape
-    padded = torch.nn.functional.pad(w, (0, -vocab % _CHUNK)) if vocab % _CHUNK else w
-    chunks = padded.reshape(rows, -1, _CHUNK)  # [A, C, _CHUNK]
-    upto = chunks.sum(-1, dtype=torch.float64).cumsum(-1)  # [A, C]
-    total = upto[:, -1]
-    _need_mass(total, range(rows) if owners is None else owners)
-    goal = u.double() * total
-    chunk = _reach(upto, goal)
-    before = torch.where(chunk > 0, upto.gather(1, (chunk - 1).clamp(min=0)[:, None])[:, 0], 0.0)
-    inside = chunks[torch.arange(rows, device=w.device), chunk].cumsum(-1, dtype=torch.float64)  # [A, _CHUNK]
-    return chunk * _CHUNK + _reach(inside, goal - before)
-
-
-def _reach(upto: Tensor, goal: Tensor) -> Tensor:
-    found = torch.searchsorted(upto, goal[:, None].contiguous(), right=True)[:, 0]
-    # rounding may carry the goal past the end: then the last place that adds weight is meant
-    last = torch.searchsorted(upto, upto[:, -1:].contiguous(), right=False)[:, 0]
-    return torch.minimum(found, last)
-
-
-def _need_mass(total: Tensor, rows: Seq[int]) -> None:
-    fine = (total > 0) & total.isfinite()
-
-    def error() -> WorkError:
-        b = int((~fine).nonzero()[0, 0])
-        return WorkError(f"row {rows[b]} has weights of sum {float(total[b])}: a draw needs a finite sum above 0")
-
-    refuse(~fine, error)

@@ -157,6 +157,19 @@ def _highest(row: Array, width: int) -> Array:
 
 
 def _softmax(x: Tensor, points: Tensor, cuts: list[Cut]) -> Tensor:
-    scale = moved(torch.tensor([cut.temperature for cut in cuts], dtype=x.dtype)[:, None], x.device)
     # the peak goes first, so that a small temperature cannot overflow
+    if x.device.type == "cpu":
+        return torch.softmax(torch.from_numpy(_scaled(x.numpy(), points.tolist(), cuts)), dim=-1)
+    scale = moved(torch.tensor([cut.temperature for cut in cuts], dtype=x.dtype)[:, None], x.device)
     return torch.softmax((x - x.gather(1, points[:, None])) / scale, dim=-1)
+
+
+def _scaled(rows: Array, points: list[int], cuts: list[Cut]) -> Array:
+    """Return what a softmax is taken of: row by row, each while it is in the nearest memory."""
+    out = np.empty_like(rows)
+    with np.errstate(over="ignore"):
+        for row, at, cut, to in zip(rows, points, cuts, out, strict=True):
+            np.subtract(row, row[at], out=to)
+            if cut.temperature != 1.0:
+                np.divide(to, cut.temperature, out=to)
+    return out

@@ -23,8 +23,6 @@ class BlockRule(Rule):
 
     def judge(self, draft: Draft, p: Tensor, rngs: Rngs) -> Verdict:
         """Verify against dense rows p [B, N, V]."""
-        if draft.nodes == 1:
-            return chain_verdict(draft, torch.zeros_like(draft.length), rngs.correct(p[:, 0]))
         valid = drafted(draft)
         r = _running_ratio(chain_ratios(draft, p, valid))  # [B, N]
         level = torch.arange(1, draft.nodes, device=p.device)

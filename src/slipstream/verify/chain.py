@@ -32,7 +32,7 @@ class ChainRule(Rule):
         """Verify against dense rows p [B, N, V]."""
         valid = drafted(draft)  # [B, L], L = N - 1
         ratio = chain_ratios(draft, p, valid)
-        passed = rngs.accept(ratio.clamp(max=1.0), active=drafting(draft)) & valid if draft.nodes > 1 else valid
+        passed = rngs.accept(ratio.clamp(max=1.0), active=drafting(draft)) & valid
         accepted = passed.long().cumprod(1).sum(1)
         return chain_verdict(draft, accepted, rngs.correct(_next_law(draft, p, accepted)))
 
@@ -55,8 +55,6 @@ def _next_law(draft: Draft, p: Tensor, accepted: Tensor) -> Tensor:
     """Return what the token after the accepted nodes is drawn from: the residual of the one refused node, or p."""
     row = torch.arange(len(accepted), device=p.device)
     p_row = p[row, accepted]  # [B, V]
-    if draft.nodes == 1:
-        return p_row
     refused = accepted < draft.length - 1
     child = (accepted + 1).clamp(max=draft.nodes - 1)
     if draft.q is None:

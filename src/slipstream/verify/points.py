@@ -79,7 +79,7 @@ def _walk_on_host(draft: Draft, points: Tensor) -> Verdict:
     """Walk chains that lie in the host's memory in plain Python: a handful of tensor operations takes far longer."""
     B, N = points.shape
     if N == 1:
-        return Verdict(*_nothing(B), points[:, 0])
+        return plain_verdict(points[:, 0])
     paths, accepted, out = [], [], []
     for ids, wanted, length in zip(draft.tokens.tolist(), points.tolist(), draft.length.tolist(), strict=True):
         kept = 0
@@ -91,7 +91,12 @@ def _walk_on_host(draft: Draft, points: Tensor) -> Verdict:
     return Verdict(torch.tensor(paths), torch.tensor(accepted), torch.tensor(out))
 
 
+def plain_verdict(next_token: Tensor) -> Verdict:
+    """Write the verdict [B] of rows that drafted nothing."""
+    return Verdict(*_nothing(len(next_token), next_token.device), next_token)
+
+
 @functools.lru_cache(maxsize=64)
-def _nothing(rows: int) -> tuple[Tensor, Tensor]:
+def _nothing(rows: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Path and count of rows that drafted nothing: read, never written."""
-    return torch.full((rows, 1), -1), torch.zeros(rows, dtype=torch.int64)
+    return torch.full((rows, 1), -1, device=device), torch.zeros(rows, dtype=torch.int64, device=device)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from slipstream.devices import certainly, moved, on_host, refuse
 from slipstream.types import Draft, Draw, Laws, RequestError, Rngs, Verdict, WorkError
-from slipstream.verify.points import walk_points
+from slipstream.verify.points import plain_verdict, walk_points
 
 
 class Rule:
@@ -31,6 +31,8 @@ class Rule:
             return walk_points(draft, p.points)
         if p.probs is None:
             raise WorkError("the laws hold neither probs nor points; one of them is needed")
+        if draft.nodes == 1 and not self.shared_noise:
+            return plain_verdict(rngs.correct(p.probs[:, 0]))
         return self.judge(draft, p.probs, rngs)
 
     def judge(self, draft: Draft, p: Tensor, rngs: Rngs) -> Verdict:
