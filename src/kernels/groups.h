@@ -13,11 +13,24 @@ struct GroupCodes {
   uint16_t d, m;      // half floats: value = code * d + m
 };
 
-// Rounds 32 values to 8 bits: d = largest magnitude / 127.
-void round_to_eight(const float* values, GroupCodes& group);
+// What is done with the 32 values of a group: one table per level, chosen at run time, all with the same results.
+struct GroupOps {
+  void (*round_to_eight)(const float* values, GroupCodes& group);  // d = largest magnitude / 127
+  // From smallest to largest, then fitted by least squares while that lowers the error.
+  void (*round_to_four)(const float* values, GroupCodes& group);
+  // What a Q8_0 or Q5_0 block stands for, or one of the 8 groups of a Q6_K block.
+  void (*values_of_q8_0)(const uint8_t* block, float* values);
+  void (*values_of_q5_0)(const uint8_t* block, float* values);
+  void (*values_of_q6_k)(const uint8_t* block, int group, float* values);
+};
 
-// Rounds 32 values to 4 bits: from smallest to largest, then fitted by least squares while that lowers the error.
-void round_to_four(const float* values, GroupCodes& group);
+// The table for the level in use (cpu.h).
+const GroupOps& group_ops();
+
+extern const GroupOps kGroupsPortable;
+#if defined(__x86_64__)
+extern const GroupOps kGroupsAvx2, kGroupsAvx512;
+#endif
 
 // Q4_0, Q4_1 and Q8_0 blocks of 32 as they are.
 void read_q4_0(const uint8_t* block, GroupCodes& group);

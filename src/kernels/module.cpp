@@ -81,7 +81,9 @@ NB_MODULE(_native, m) {
       .value("q4_0", Source::gguf_q4_0)
       .value("q4_1", Source::gguf_q4_1)
       .value("q4_k", Source::gguf_q4_k)
-      .value("q8_0", Source::gguf_q8_0);
+      .value("q8_0", Source::gguf_q8_0)
+      .value("q5_0", Source::gguf_q5_0)
+      .value("q6_k", Source::gguf_q6_k);
   nb::class_<Matrix>(m, "Matrix")
       .def_ro("kind", &Matrix::kind)
       .def_ro("out", &Matrix::out)

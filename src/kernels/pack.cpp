@@ -1,5 +1,6 @@
 #include "pack.h"
 
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 
@@ -58,11 +59,21 @@ size_t eight_place(Column c, int i) { return c.tile() * 512 + i / 4 * kVector + 
 size_t four_place(Column c, int i) { return c.tile() * 256 + i / 4 % 4 * kVector + c.lane() + kQuad[i % 4]; }
 bool high_nibble(int i) { return i >= 16; }
 
+uint32_t load32(const void* from) {
+  uint32_t value;
+  std::memcpy(&value, from, 4);
+  return value;
+}
+
+// Four bytes in the order of kQuad: the middle ones change places.
+void store_quad(uint8_t* to, uint32_t quad) {
+  static_assert(kQuad[1] == 2 && kQuad[2] == 1, "the order of a quad");
+  quad = (quad & 0xff0000ff) | (quad & 0xff00) << 8 | (quad >> 8 & 0xff00);
+  std::memcpy(to, &quad, 4);
+}
+
 void put_four(uint8_t* codes, Column c, const uint8_t* four) {
-  for (int i = 0; i < kGroup; i++) {
-    uint8_t& both = codes[four_place(c, i)];
-    both = high_nibble(i) ? (both & 15) | four[i] << 4 : (both & 0xf0) | four[i];
-  }
+  for (int i = 0; i < 16; i += 4) store_quad(codes + four_place(c, i), load32(four + i) | load32(four + 16 + i) << 4);
 }
 
 void put_half(uint8_t* codes, Column c, const GroupCodes& group) {
@@ -72,7 +83,7 @@ void put_half(uint8_t* codes, Column c, const GroupCodes& group) {
 }
 
 void put_eight(uint8_t* codes, Column c, const GroupCodes& group) {
-  for (int i = 0; i < kGroup; i++) codes[eight_place(c, i)] = static_cast<uint8_t>(group.eight[i]);
+  for (int i = 0; i < kGroup; i += 4) store_quad(codes + eight_place(c, i), load32(group.eight + i));
   store16(codes + kEightCodes + 2 * c.column, group.d);
 }
 
@@ -94,39 +105,60 @@ void pack_floats(const Matrix& matrix, const float* values, Column c, int group)
   if (matrix.kind == Kind::bf16) {
     for (int i = 0; i < kGroup; i++) store16(codes + bf16_place(c, i), bf16_of_float(values[i]));
   } else if (four_bits(matrix.kind)) {
-    round_to_four(values, rounded);
+    group_ops().round_to_four(values, rounded);
     put_half(codes, c, rounded);
   } else {
-    round_to_eight(values, rounded);
+    group_ops().round_to_eight(values, rounded);
     put_eight(codes, c, rounded);
   }
 }
 
-void pack_float_row(const Matrix& matrix, Source source, const uint8_t* row, Column c) {
+struct Shape {
+  int values, bytes;  // of a block
+};
+
+Shape shape_of(Source source) {
+  switch (source) {
+    case Source::float32: return {1, 4};
+    case Source::bfloat16: return {1, 2};
+    case Source::gguf_q4_0: return {32, 18};
+    case Source::gguf_q4_1: return {32, 20};
+    case Source::gguf_q4_k: return {256, 144};
+    case Source::gguf_q5_0: return {32, 22};
+    case Source::gguf_q6_k: return {256, 210};
+    default: return {32, 34};
+  }
+}
+
+// The values of one group of a row that is to be rounded; inputs the matrix lacks are zeros.
+void read_values(Source source, const uint8_t* row, int group, int count, float* values) {
+  const Shape shape = shape_of(source);
+  const uint8_t* from = row + static_cast<size_t>(group * kGroup / shape.values) * shape.bytes;  // of its block
+  switch (source) {
+    case Source::float32: std::memcpy(values, from, static_cast<size_t>(count) * 4); return;
+    case Source::gguf_q5_0: return group_ops().values_of_q5_0(from, values);
+    case Source::gguf_q6_k: return group_ops().values_of_q6_k(from, group % kSuperGroups, values);
+    case Source::gguf_q8_0: return group_ops().values_of_q8_0(from, values);
+    default: break;
+  }
+  for (int i = 0; i < count; i++) values[i] = float_of_bf16(load16(from + 2 * i));
+}
+
+void round_row(const Matrix& matrix, Source source, const uint8_t* row, Column c) {
   for (int group = 0; group < matrix.groups(); group++) {
     float values[kGroup] = {};
-    for (int i = 0, k = group * kGroup; i < kGroup && k < matrix.in; i++, k++) {
-      if (source == Source::bfloat16)
-        values[i] = float_of_bf16(load16(row + 2 * k));
-      else
-        std::memcpy(values + i, row + 4 * k, 4);
-    }
+    read_values(source, row, group, std::min(kGroup, matrix.in - group * kGroup), values);
     pack_floats(matrix, values, c, group);
   }
 }
 
-struct Reader {
-  int bytes;
-  void (*read)(const uint8_t*, GroupCodes&);
-};
-
-Reader reader_of(Source source) {
-  if (source == Source::gguf_q4_0) return {18, read_q4_0};
-  if (source == Source::gguf_q4_1) return {20, read_q4_1};
-  return {34, read_q8_0};
+void read_codes(Source source, const uint8_t* block, GroupCodes& group) {
+  if (source == Source::gguf_q4_0) return read_q4_0(block, group);
+  if (source == Source::gguf_q4_1) return read_q4_1(block, group);
+  read_q8_0(block, group);
 }
 
-void pack_gguf_row(const Matrix& matrix, Source source, const uint8_t* row, Column c) {
+void keep_row(const Matrix& matrix, Source source, const uint8_t* row, Column c) {
   if (source == Source::gguf_q4_k) {
     SuperCodes super;
     for (int group = 0; group < matrix.groups(); group += kSuperGroups, row += 144) {
@@ -135,16 +167,21 @@ void pack_gguf_row(const Matrix& matrix, Source source, const uint8_t* row, Colu
     }
     return;
   }
-  Reader reader = reader_of(source);
+  const int bytes = shape_of(source).bytes;
   for (int group = 0; group < matrix.groups(); group++) {
     GroupCodes read;
-    reader.read(row + group * reader.bytes, read);
+    read_codes(source, row + group * bytes, read);
     uint8_t* codes = c.block + group_offset(matrix, group);
     four_bits(matrix.kind) ? put_half(codes, c, read) : put_eight(codes, c, read);
   }
 }
 
-bool is_float(Source source) { return source == Source::float32 || source == Source::bfloat16; }
+// Whether these rows are rounded to the kind; the codes of the others are kept.
+bool needs_rounding(Source source, Kind kind) {
+  if (source == Source::gguf_q8_0) return !eight_bits(kind);
+  return source == Source::float32 || source == Source::bfloat16 || source == Source::gguf_q5_0 ||
+         source == Source::gguf_q6_k;
+}
 
 void refuse(const std::string& why) { throw std::invalid_argument(why); }
 
@@ -173,21 +210,15 @@ float value_at(const Matrix& matrix, Column c, int k) {
 }  // namespace
 
 size_t row_bytes(Source source, int cols) {
-  int block = source == Source::gguf_q4_k ? 256 : is_float(source) ? 1 : kGroup;
-  if (cols % block)
-    refuse("a GGUF row of " + std::to_string(cols) + " values is not whole blocks of " + std::to_string(block));
-  switch (source) {
-    case Source::float32: return static_cast<size_t>(cols) * 4;
-    case Source::bfloat16: return static_cast<size_t>(cols) * 2;
-    case Source::gguf_q4_k: return static_cast<size_t>(cols) / 256 * 144;
-    default: return static_cast<size_t>(cols) / kGroup * reader_of(source).bytes;
-  }
+  const Shape shape = shape_of(source);
+  if (cols % shape.values)
+    refuse("a GGUF row of " + std::to_string(cols) + " values is not whole blocks of " + std::to_string(shape.values));
+  return static_cast<size_t>(cols) / shape.values * shape.bytes;
 }
 
 Scales scales_for(Kind kind, Source source) {
   bool four = source == Source::gguf_q4_0 || source == Source::gguf_q4_1 || source == Source::gguf_q4_k;
   if (four && !four_bits(kind)) refuse("4-bit GGUF codes pack as q4 or q4a8 only");
-  if (source == Source::gguf_q8_0 && !eight_bits(kind)) refuse("Q8_0 codes pack as q8 or w8a8 only");
   if (kind == Kind::bf16) return Scales::none;
   return source == Source::gguf_q4_k ? Scales::super : Scales::half;
 }
@@ -214,7 +245,7 @@ void pack_rows(Matrix& matrix, Source source, const void* data, int first, int r
   for (int r = 0; r < rows; r++) {
     const uint8_t* row = static_cast<const uint8_t*>(data) + r * bytes;
     Column c = column_of(matrix, first + r);
-    is_float(source) ? pack_float_row(matrix, source, row, c) : pack_gguf_row(matrix, source, row, c);
+    needs_rounding(source, matrix.kind) ? round_row(matrix, source, row, c) : keep_row(matrix, source, row, c);
   }
 }
 

@@ -7,7 +7,7 @@
 
 namespace slipstream {
 
-enum class Source : int { float32, bfloat16, gguf_q4_0, gguf_q4_1, gguf_q4_k, gguf_q8_0 };
+enum class Source : int { float32, bfloat16, gguf_q4_0, gguf_q4_1, gguf_q4_k, gguf_q8_0, gguf_q5_0, gguf_q6_k };
 
 // Bytes of one row of `cols` values; throws std::invalid_argument where whole blocks do not fill it.
 size_t row_bytes(Source source, int cols);
@@ -19,7 +19,7 @@ Scales scales_for(Kind kind, Source source);
 Matrix make_matrix(Kind kind, Scales scales, int out, int in, const float* bias);
 
 // Packs `rows` rows, contiguous in `data`, as outputs first.. of the matrix. GGUF 4-bit codes go to q4 and q4a8
-// unchanged, Q8_0 codes to q8 and w8a8; float rows are rounded to the kind. Throws std::invalid_argument for a pair
+// unchanged, Q8_0 codes to q8 and w8a8; all else is rounded to the kind. Throws std::invalid_argument for a pair
 // that does not fit. Threads may pack the same matrix at once when their ranges share no block of 32 outputs.
 void pack_rows(Matrix& matrix, Source source, const void* data, int first, int rows);
 

@@ -1,8 +1,10 @@
-// Row operations and attention, compiled for level avx2.
+// Row operations, attention and groups of weights, compiled for level avx2.
+#include "groups_impl.h"
 #include "row_ops_impl.h"
 
 namespace slipstream {
 
 const RowOps kRowOpsAvx2 = SLIPSTREAM_VARIANT::kTable;
+const GroupOps kGroupsAvx2 = SLIPSTREAM_VARIANT::kGroups;
 
 }  // namespace slipstream

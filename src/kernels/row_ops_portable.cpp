@@ -1,8 +1,10 @@
-// Row operations and attention, compiled for level portable.
+// Row operations, attention and groups of weights, compiled for level portable.
+#include "groups_impl.h"
 #include "row_ops_impl.h"
 
 namespace slipstream {
 
 const RowOps kRowOpsPortable = SLIPSTREAM_VARIANT::kTable;
+const GroupOps kGroupsPortable = SLIPSTREAM_VARIANT::kGroups;
 
 }  // namespace slipstream

@@ -11,7 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slipstream.config import DrafterConfig, EngineConfig, TargetConfig, choose, unknown
-from slipstream.machine import cpu_flags, memory_guard, read_model_config, resolve_device, resolve_dtype
+from slipstream.machine import (
+    cpu_flags,
+    give_back_memory,
+    memory_guard,
+    read_model_config,
+    resolve_device,
+    resolve_dtype,
+)
 from slipstream.opened import Guess, Opened, Part, Wanted
 from slipstream.plugins import DRAFTERS, PLANNED, RULES, TARGETS, PlugIn
 from slipstream.profiles import cost_name, profile_for
@@ -55,6 +62,7 @@ def open_target(config: TargetConfig, *, rows: int, draft_tokens: int = 0) -> Op
         notes.append(way.note)
     with memory_guard(f"loading {config.model}"):
         target = TARGETS[kind].make(weights, way, dtype, device, **sizes)
+    give_back_memory()
     return Opened(config.model, folder, target, tokenizer, kind, dtype, device, way.quantize, notes)
 
 
@@ -118,9 +126,10 @@ def open_drafter(config: DrafterConfig, opened: Opened, *, rows: int, tree: bool
     wanted = Wanted(choice.path, rows, options, tree and opened.target.caps.tree)
     with memory_guard(f"loading drafter {config.spec}"):
         made = plug.make(opened, wanted)
+    give_back_memory()
     drafter, default = made if plug.learned else (made, plug.most or plug.draft_tokens)
     count = min(default, widest) if config.draft_tokens is None else config.draft_tokens
-    folder = models.resolve(choice.path) if choice.path else None
+    folder = models.place_of(choice.path) if choice.path else None
     notes = [line for line in (choice.reason, *wanted.notes) if line]
     parts = [Part(drafter, count, cost_name(choice.name, folder, options), folder)] if count else []
     return Guess(drafter, count, folder, notes, parts, config.draft_tokens)

@@ -111,10 +111,9 @@ def open_decoder(model: Path, way: Way, dtype: torch.dtype, device: str, **sizes
 
 def _source(model: Path, way: Way) -> Any:
     if model.suffix.lower() == ".gguf":
-        from slipstream.checkpoints.gguf_rows import CODES, FOUR_BITS, GgufSource
+        from slipstream.checkpoints.gguf_rows import GgufSource
 
-        coded = FOUR_BITS if way.coarse else CODES  # what is finer is rounded where rounding is free
-        return GgufSource(model, keep=coded if way.quantize == "int4" else ())
+        return GgufSource(model, codes=way.quantize == "int4")
     from slipstream.kernels.rows import FolderSource
 
     return FolderSource(model)

@@ -6,6 +6,7 @@ In: names from a config. Out: what torch takes, or one clear error. Loads nothin
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 from collections.abc import Iterator
 from functools import cache
@@ -70,6 +71,12 @@ def memory_guard(doing: str) -> Iterator[None]:
         if not out or isinstance(e, WorkError):
             raise
         raise WorkError(f"out of memory while {doing}; lower --max-model-len, max_rows or the size of the model") from e
+
+
+def give_back_memory() -> None:
+    """Return to the system what is free in this process: the C library keeps what loading and measuring let go."""
+    with contextlib.suppress(AttributeError, OSError, TypeError):  # glibc alone has it
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def read_model_config(folder: Path) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,9 @@ import torch
 from gguf_kit import write_tiny
 from safetensors.torch import load_file
 
-from slipstream import build, decoders, kernels
+from slipstream import LLM, SamplingParams, build, decoders, kernels
 from slipstream.checkpoints import gguf
+from slipstream.checkpoints.gguf_file import GgufFile
 from slipstream.checkpoints.gguf_rows import GgufSource
 from slipstream.config import QUANTIZE, TargetConfig
 from slipstream.kernels.linear import unpack
@@ -68,7 +70,7 @@ TYPES = {
     "attn_v.": "Q8_0",
     "attn_output": "Q5_0",
     "ffn_gate": "Q4_0",
-    "ffn_up": "Q4_0",
+    "ffn_up": "Q5_1",
 }
 
 
@@ -87,7 +89,7 @@ def test_the_rows_of_a_gguf_stand_for_the_values_it_is_converted_to(arch: str, t
             continue
         rows = source.rows(name, shape)
         formats.add(rows.format)
-        kind = {"q8_0": "q8", "q4_0": "q4", "q4_1": "q4"}.get(rows.format, "bf16")
+        kind = {"q8_0": "q8", "q4_0": "q4", "q4_1": "q4"}.get(rows.format, "bf16")  # q5_0 is rounded to it
         native = kernels.native()
         packed = native.matrix(getattr(native.Kind, kind), getattr(native.Source, rows.format), *shape, 0)
         first = 0
@@ -96,9 +98,10 @@ def test_the_rows_of_a_gguf_stand_for_the_values_it_is_converted_to(arch: str, t
             first += block.count
         assert first == shape[0]
         assert torch.equal(unpack(packed).bfloat16(), expected), name
-        assert rows.fine == (rows.format in ("q8_0", "float32")), name
+        assert rows.fine == (rows.format in ("q8_0", "q5_0", "float32")), name
+        source.drop_pages()
     source.finish()
-    assert formats == {"q4_0", "q4_1", "q8_0", "float32", "bfloat16"}
+    assert formats == {"q4_0", "q4_1", "q8_0", "q5_0", "float32", "bfloat16"}
 
 
 @needs_kernels
@@ -150,6 +153,52 @@ def test_a_draft_model_rounds_the_finer_codes_of_its_file_to_four_bits(tmp_path:
     exact = decoders.open_decoder(file, decoders.Way(True, "int4"), torch.bfloat16, "cpu", **sizes)
     ours, theirs = drafts.nodes([0], ids)[0], exact.nodes([0], ids)[0]
     assert 0 < (ours - theirs).norm() < 0.3 * theirs.norm()
+
+
+@needs_kernels
+def test_a_bare_gguf_drafts_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is dequantised to disk, the text is plain decoding's, and two files of one shape have their own costs."""
+    monkeypatch.setenv("SLIPSTREAM_HOME", str(tmp_path / "home"))
+    for seed in range(3):
+        write_tiny(tmp_path / f"{seed}.gguf", types=TYPES, seed=seed)
+    plain = LLM(str(tmp_path / "0.gguf"), "none", dtype="bfloat16", quantize="int4", max_rows=2)
+    costs = set()
+    for name in ("1.gguf", "2.gguf"):
+        llm = plain.with_drafter(f"draft_model:{tmp_path / name}", draft_tokens=3)
+        ours, theirs = (one.generate("hello", SamplingParams(max_tokens=12, ignore_eos=True)) for one in (llm, plain))
+        assert ours.token_ids == theirs.token_ids
+        assert ours.stats["num_draft_tokens"] > 0
+        assert llm.drafter_folder == tmp_path / name
+        costs.add(llm.guess.parts[0].cost)
+    assert len(costs) == 2
+    assert not list((tmp_path / "home").rglob("*.safetensors"))
+
+
+@needs_kernels
+def test_pages_of_a_file_are_let_go_while_it_is_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_tiny(tmp_path / "m.gguf", types=TYPES)
+    dropped: list[float] = []
+
+    def watch(self: GgufFile) -> None:
+        before = mapped(tmp_path / "m.gguf")
+        drop(self)
+        dropped.append(before - mapped(tmp_path / "m.gguf"))
+
+    drop = GgufFile.drop_pages
+    monkeypatch.setattr(GgufFile, "drop_pages", watch)
+    decoder = decoders.open_decoder(tmp_path / "m.gguf", decoders.Way(True, "int4"), torch.bfloat16, "cpu")
+    assert len(dropped) == decoder.config.layers
+    if sys.platform == "linux":
+        assert min(dropped) > 0
+        assert mapped(tmp_path / "m.gguf") == 0, "nothing keeps the file mapped"
+
+
+def mapped(file: Path) -> int:
+    """Kilobytes of a mapped file that count as this process's memory."""
+    maps = Path("/proc/self/smaps")
+    lines = maps.read_text().splitlines() if maps.is_file() else []
+    starts = [k for k, line in enumerate(lines) if line.endswith(str(file))]
+    return sum(int(next(x for x in lines[k:] if x.startswith("Rss:")).split()[1]) for k in starts)
 
 
 @needs_kernels

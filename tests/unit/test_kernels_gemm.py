@@ -188,6 +188,27 @@ def test_gguf_codes_are_exact(level: str, gguf_type: str) -> None:
         check(linear, rows(9, 512, seed=3), None, kind)
 
 
+@pytest.mark.parametrize(
+    ("gguf_type", "values", "size", "scale"), [("Q5_0", 32, 22, 0), ("Q6_K", 256, 210, 208), ("Q8_0", 32, 34, 0)]
+)
+def test_finer_blocks_are_rounded_as_the_values_they_stand_for(gguf_type, values, size, scale) -> None:
+    from gguf import GGMLQuantizationType, dequantize
+
+    rng = np.random.default_rng(7)
+    data = rng.integers(0, 256, (40, 512 // values, size), dtype=np.uint8)
+    scales = rng.normal(size=data.shape[:2]).astype(np.float16) / np.float16(64)
+    data[:, :, scale : scale + 2] = scales[..., None].view(np.uint8)
+    data = data.reshape(40, -1)
+    weight = torch.from_numpy(dequantize(data, GGMLQuantizationType[gguf_type]))
+    native, source = kernels.native(), gguf_type.lower()
+    for kind in KINDS:
+        if keeps_codes(gguf_type, kind):
+            continue  # a test of its own
+        matrix = native.matrix(getattr(native.Kind, kind), getattr(native.Source, source), 40, 512, 0)
+        matrix.pack(getattr(native.Source, source), data.ctypes.data, 0, 40)
+        assert torch.equal(unpack(matrix), unpack(pack(weight, None, kind))), kind
+
+
 @pytest.mark.parametrize("gguf_type", GGUF_TYPES)
 def test_gguf_rows_keep_their_bits_too(level: str, gguf_type: str) -> None:
     kinds = [kind for kind in KINDS if keeps_codes(gguf_type, kind)]
@@ -197,6 +218,15 @@ def test_gguf_rows_keep_their_bits_too(level: str, gguf_type: str) -> None:
         whole = linear(x)
         for count in (1, 2, 3, 4, 5, 8, 15, 16, 17, 32):
             assert torch.equal(linear(x[:count]), whole[:count]), f"{kind}: {count} rows"
+
+
+def test_rounding_is_the_same_on_every_level(level: str) -> None:
+    weight = rows(40, 330, seed=6)
+    for kind in KINDS:
+        here = unpack(pack(weight, None, kind))
+        kernels.set_level("portable")
+        assert torch.equal(here, unpack(pack(weight, None, kind))), kind
+        kernels.set_level(level)
 
 
 def test_four_bits_fit_better_than_first_and_last(level: str) -> None:

@@ -61,6 +61,9 @@ class Source(Protocol):
     def values(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """Return a tensor in float32, or in bfloat16 where that holds it exactly."""
 
+    def drop_pages(self) -> None:
+        """Let go of the pages of files that were read; rows handed out so far are not read again."""
+
     def finish(self) -> None:
         """Raise WorkError if a tensor was never taken."""
 
@@ -84,6 +87,10 @@ class FolderSource:
         """Return a tensor as the file holds it, or in float32."""
         tensor = self._files.take(name, shape)
         return tensor if tensor.dtype is torch.bfloat16 else tensor.float()
+
+    def drop_pages(self) -> None:
+        """Close the files until the next tensor: pages that were read count as this process's memory."""
+        self._files.close()
 
     def finish(self) -> None:
         """Raise WorkError if a tensor was never taken."""

@@ -74,9 +74,12 @@ def cpu_name() -> str:
 
 
 def model_hash(folder: Path) -> str:
-    """Return a short hash of a model folder: config, sizes, and the safetensors headers (names, shapes, formats)."""
+    """Return a short hash of a model folder: config, sizes, and the safetensors headers (names, shapes, formats).
+
+    A model that is one file has its name and size.
+    """
     parts = []
-    for path in sorted(p for p in folder.iterdir() if p.is_file()):
+    for path in sorted(p for p in folder.iterdir() if p.is_file()) if folder.is_dir() else [folder]:
         parts.append(f"{path.name} {path.stat().st_size}".encode())
         if path.name == "config.json":
             parts.append(path.read_bytes())

@@ -30,6 +30,7 @@ __all__ = [
     "locate",
     "path",
     "perplexity_words",
+    "place_of",
     "pull",
     "resolve",
 ]
@@ -88,6 +89,12 @@ def locate(name_or_path: str | os.PathLike[str], *, packed: str | None, progress
     folder = resolve(name_or_path, progress)
     kept = folder / KEPT
     return folder, kept if packed == "int4" and kept.is_file() else folder
+
+
+def place_of(name_or_path: str | os.PathLike[str]) -> Path:
+    """Return where a model's weights are: its folder, or the .gguf file that it is; that file is not converted."""
+    file = Path(os.fspath(name_or_path)).expanduser()
+    return file if file.suffix.lower() == ".gguf" and file.is_file() else resolve(name_or_path)
 
 
 def has_codes(name_or_path: str | os.PathLike[str]) -> bool:
@@ -174,8 +181,12 @@ def _converted(file: Path, progress: bool, weights: bool = True) -> Path:
         key = _content_key(file)
     from slipstream.checkpoints.gguf import convert
 
-    folder = models_dir() / (f"gguf-{key[:16]}" if weights else f"gguf-{key[:16]}-described")
-    return build_folder(folder, lambda work: convert(file, work, progress=progress, name=file.stem, weights=weights))
+    def fill(work: Path) -> None:
+        if not weights:  # so that two folders without weights differ, and what is kept by a folder's hash with them
+            (work / "weights.sha256").write_text(key + "\n", encoding="ascii")
+        convert(file, work, progress=progress, name=file.stem, weights=weights)
+
+    return build_folder(models_dir() / (f"gguf-{key[:16]}" if weights else f"gguf-{key[:16]}-described"), fill)
 
 
 def _content_key(file: Path) -> str:

@@ -122,6 +122,10 @@ class Checkpoint:
         self._taken.add(name)
         return tensor
 
+    def close(self) -> None:
+        """Close the files; they are opened again for the next tensor."""
+        self._open.clear()
+
     def finish(self, ignore: tuple[str, ...] = ()) -> None:
         """Raise WorkError if a tensor was never taken, save names that end like one of `ignore`."""
         for name in sorted(set(self._files) - self._taken):
