@@ -15,6 +15,7 @@ from slipstream.checkpoints import gguf
 from slipstream.checkpoints.gguf_file import GgufFile
 from slipstream.checkpoints.gguf_rows import GgufSource
 from slipstream.config import QUANTIZE, TargetConfig
+from slipstream.kernels import rows
 from slipstream.kernels.linear import unpack
 from slipstream.kernels.load import FORMATS
 from slipstream.types import RequestError, WorkError
@@ -186,10 +187,11 @@ def test_pages_of_a_file_are_let_go_while_it_is_packed(tmp_path: Path, monkeypat
 
     drop = GgufFile.drop_pages
     monkeypatch.setattr(GgufFile, "drop_pages", watch)
+    monkeypatch.setattr(rows, "_PIECE", 64 * 32)
     decoder = decoders.open_decoder(tmp_path / "m.gguf", decoders.Way(True, "int4"), torch.bfloat16, "cpu")
-    assert len(dropped) == decoder.config.layers
+    assert len(dropped) > len(decoder.net.weights.matrices), "a large weight lets go in between"
     if sys.platform == "linux":
-        assert min(dropped) > 0
+        assert sum(dropped) > 0
         assert mapped(tmp_path / "m.gguf") == 0, "nothing keeps the file mapped"
 
 

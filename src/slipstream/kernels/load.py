@@ -130,7 +130,6 @@ class _Builder:
             maps[part] = self._pack(rows, biases)
         window = self.config.windows[index] or 0
         decoder.add_layer(norms, maps["qkv"], maps["out"], maps["gate_up"], maps["down"], window, rope)
-        self.source.drop_pages()
 
     def _norm(self, name: str, size: int) -> list[float]:
         weight: list[float] = (self.source.values(name, (size,)).float() + self.config.norm_offset).tolist()
@@ -160,4 +159,5 @@ class _Builder:
         for block in (block for part in parts for block in part.blocks()):
             matrix.pack(source, block.address, first, block.count)
             first += block.count
+            self.source.drop_pages()
         return matrix

@@ -17,6 +17,9 @@ from torch import Tensor
 from slipstream.nets.families import DecoderConfig, read_config
 from slipstream.nets.weights import Checkpoint, read_json
 
+_PIECE = 1 << 24  # values packed before pages of files are let go
+_ALIGNED = 64  # rows of a piece are a multiple of this
+
 
 @dataclass(frozen=True)
 class Rows:
@@ -46,8 +49,11 @@ class Rows:
         return replace(self, data=self.data[count:], count=self.count - count)
 
     def blocks(self) -> Iterator[Rows]:
-        """Yield the rows in order in pieces that lie in memory; a source that makes them as they are read has many."""
-        yield self
+        """Yield the rows in order, in pieces that are packed one after the other."""
+        step = max(1, _PIECE // (_ALIGNED * self.cols)) * _ALIGNED
+        for start in range(0, self.count, step):
+            count = min(step, self.count - start)
+            yield replace(self, data=self.data[start : start + count], count=count)
 
 
 class Source(Protocol):
