@@ -325,6 +325,46 @@ class TestEarlyStop:
             DraftModelOptions(min_prob=value)
 
 
+class TestHints:
+    """A row that repeats itself is drafted in fewer passes; what is drafted is the same."""
+
+    def test_a_repetition_takes_one_pass_and_a_place_a_token(self):
+        drafter, decoder = model()
+        row = row_of([1, 2, 3])
+        grow(row, *greedy_text(row.tokens, 400))  # long enough to go round in a circle
+        propose(drafter, [row], 1)
+        for _ in range(4):
+            before = decoder.passes
+            grow(row, *greedy_text(row.tokens, 1))
+            assert propose(drafter, [row], 7).tokens[0, 1:].tolist() == greedy_text(row.tokens, 7)
+            assert decoder.passes == before + 1
+
+    @pytest.mark.parametrize("temperature", [0.0, 1.0])
+    def test_wrong_hints_change_nothing(self, temperature):
+        few = hashed_logits(4, seed=3)
+        hinted, plain = model(few, vocab=4), model(few, vocab=4)
+        plain[0]._hint = lambda work: []
+        rows = [row_of([1, 2, 3], temperature=temperature) for _ in range(2)]
+        for turn in range(60):
+            drafts = [propose(drafter, [row], 5) for (drafter, _), row in zip((hinted, plain), rows, strict=True)]
+            assert torch.equal(drafts[0].tokens, drafts[1].tokens)
+            assert drafts[0].q is drafts[1].q is None or torch.equal(drafts[0].q, drafts[1].q)
+            new = drafts[0].tokens[0, 1 : 1 + turn % 6].tolist()
+            for row in rows:
+                grow(row, *new, turn * 7 % 4)
+        assert hinted[1].fed > plain[1].fed + 10, "some came to nothing"
+        assert hinted[1].passes < plain[1].passes
+
+    def test_nothing_is_foreseen_past_the_budget_or_for_two_rows(self):
+        drafter, decoder = model()
+        row = row_of([1, 2] * 20)
+        propose(drafter, [row], 1)
+        assert len(decoder.slots[0]) == 40
+        other = row_of([1, 2] * 20, row_id=1)
+        propose(drafter, [row, other], 3, 3)
+        assert len(decoder.slots[1]) == 42, "the last drafted token is never fed"
+
+
 def test_rows_that_misbehave_do_not_stop_the_others():
     def logits(prefix):
         return LOGITS(prefix) * (math.nan if prefix[0] == 1 and len(prefix) > 2 else 1.0)

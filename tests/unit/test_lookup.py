@@ -176,3 +176,16 @@ def test_cost_of_a_round_does_not_grow_with_the_text():
 def test_wrong_bounds_are_refused(options, words):
     with pytest.raises(RequestError, match=words):
         LookupOptions(**options)
+
+
+def test_what_followed_is_found_behind_tokens_that_are_not_in_the_text_yet():
+    index = NgramIndex(LookupOptions(max_ngram=4))
+    index.extend([1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2])
+    assert index.ahead([3], 9) == [4, 5, 6, 7, 8], "three tokens agree: twice as many, less one"
+    assert index.ahead([3, 4, 5], 9) == [6, 7, 8, 9, 1, 2, 3, 4, 5], "four and more are trusted"
+    assert index.ahead([3, 4, 5], 11) == [6, 7, 8, 9, 1, 2, 3, 4, 5, 6, 7], "and a period goes on"
+    assert index.ahead([3, 4, 5], 2) == [6, 7]
+    assert index.ahead([3, 9], 9) == [1]
+    assert index.ahead([3, 2, 2], 1) == [3] != index.ahead([3, 2, 3], 1) == [4]
+    assert index.ahead([3, 11], 9) == []
+    assert index.follow(3, 9) == [4, 5, 6, 7, 8], "nothing of it was learned"

@@ -1,8 +1,8 @@
 """What a draft model's own cache holds for each row, kept in step with the committed text.
 
-In: rows and drafted tokens. Out: the draft model's logits after them. A round leaves its drafted tokens in the cache;
-the next one keeps those that were committed, drops the rest and feeds what is missing (after full acceptance: the last
-drafted token, which was never fed, and the one after it).
+In: rows, drafted tokens and hints of what may follow. Out: the draft model's logits after them. What was fed stays in
+the cache until the text, or the draft, turns out to go another way; what is missing is fed (after full acceptance: the
+last drafted token, which was never fed, and the one after it).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class DraftDecoder(Protocol):
 
 @dataclass
 class _Held:
-    """A row's slot: `certain` committed tokens, then the guesses of the last round that were fed."""
+    """A row's slot: `certain` committed tokens, then the guesses that were fed."""
 
     slot: int
     certain: int = 0
@@ -91,25 +91,23 @@ class DraftCache:
             self.decoder.extend(held.slot, self._known(tokens))
             held.certain = after
 
-    def catch_up(self, rows: Seq[Sequence]) -> Tensor:
-        """Feed what each row's cache lacks, root included; return the logits after the root [B, V]."""
-        missing = [self._rewind(row) for row in rows]
+    def after(self, rows: Seq[Sequence], drafted: Seq[list[int]], hint: Seq[int] = ()) -> Tensor:
+        """Feed what each row's cache lacks of its text and what was drafted, the last token at least.
+
+        Returns the logits after that token [B, 1, V]; with a `hint`, tokens that may come next in the only row, those
+        after each of them too, [B, 1 + len(hint), V].
+        """
+        missing = [self._rewind(row, guess) for row, guess in zip(rows, drafted, strict=True)]
         for row, tokens in zip(rows, missing, strict=True):
             if len(tokens) > self._batched:
                 held = self._held[row.id]
                 self.decoder.extend(held.slot, self._known(tokens[:-1]))
                 held.certain += len(tokens) - 1
                 del tokens[:-1]
-        logits = self._feed(rows, missing)
-        for row, tokens in zip(rows, missing, strict=True):
-            self._held[row.id].certain += len(tokens)
-        return logits
-
-    def advance(self, rows: Seq[Sequence], drafted: Seq[int]) -> Tensor:
-        """Feed one drafted token to each row; return the logits after it [B, V]."""
-        logits = self._feed(rows, [[token] for token in drafted])
-        for row, token in zip(rows, drafted, strict=True):
-            self._held[row.id].guesses.append(token)
+        logits = self._feed(rows, [[*tokens, *hint] for tokens in missing], 1 + len(hint))
+        for row, guess in zip(rows, drafted, strict=True):
+            held = self._held[row.id]
+            held.certain, held.guesses = len(row.tokens), [*guess, *hint]
         return logits
 
     def distrust(self, row: Sequence) -> None:
@@ -124,23 +122,22 @@ class DraftCache:
         if held is not None:
             self.decoder.release(held.slot)
 
-    def _rewind(self, row: Sequence) -> list[int]:
-        """Cut the row's cache back to committed tokens; return those it lacks, the root at least."""
-        held, decoder = self._held.of(row), self.decoder
-        for guess, token in zip(
-            held.guesses, row.tokens[held.certain : held.certain + len(held.guesses)], strict=False
-        ):
+    def _rewind(self, row: Sequence, drafted: list[int]) -> list[int]:
+        """Cut the row's cache back to what belongs to its text and the draft; return what it lacks of them."""
+        held, decoder, size = self._held.of(row), self.decoder, len(row.tokens)
+        keep = held.certain
+        for guess, token in zip(held.guesses, row.tokens[held.certain :] + drafted, strict=False):
             if guess != token:
                 break
-            held.certain += 1
-        held.guesses.clear()
-        held.certain = min(held.certain, len(row.tokens) - 1)  # the root is fed again if its logits are needed again
-        if decoder.length(held.slot) > held.certain:
-            decoder.truncate(held.slot, held.certain)
-        return row.tokens[held.certain :]
+            keep += 1
+        keep = min(keep, size + len(drafted) - 1)  # the last one is fed again if its logits are needed again
+        held.certain, held.guesses = min(keep, size), drafted[: max(0, keep - size)]
+        if decoder.length(held.slot) > keep:
+            decoder.truncate(held.slot, keep)
+        return row.tokens[keep:] + drafted[max(0, keep - size) :]
 
-    def _feed(self, rows: Seq[Sequence], tokens: Seq[list[int]]) -> Tensor:
-        """Commit each row's tokens; return the logits after its last one [B, V]."""
+    def _feed(self, rows: Seq[Sequence], tokens: Seq[list[int]], wanted: int) -> Tensor:
+        """Commit each row's tokens; return the logits after its last ones [B, wanted, V]."""
         slots = [self._held[row.id].slot for row in rows]
         lengths = [len(line) for line in tokens]
         width = max(lengths)
@@ -148,10 +145,10 @@ class DraftCache:
         padded = [self._known(line) + [0] * (width - len(line)) for line in tokens]
         logits, _ = self.decoder.nodes(slots, torch.tensor(padded))  # [B, N, V]
         self.decoder.keep(slots, [list(range(1, n)) for n in lengths])
-        if width == 1:
-            return logits[:, 0]
-        last = torch.tensor(lengths, device=logits.device) - 1
-        return logits[torch.arange(len(lengths), device=logits.device), last]
+        if min(lengths) == width:
+            return logits[:, width - wanted :]
+        last = torch.tensor(lengths, device=logits.device)[:, None] - torch.arange(wanted, 0, -1, device=logits.device)
+        return logits[torch.arange(len(lengths), device=logits.device)[:, None], last]
 
     def _known(self, tokens: list[int]) -> list[int]:
         """Stand in id 0 for ids the draft model does not have: a worse guess, and q is still what was drawn from."""

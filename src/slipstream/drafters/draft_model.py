@@ -1,22 +1,26 @@
 """Draft with a smaller model of the same vocabulary (Leviathan et al. 2211.17192; Chen et al. 2302.01318).
 
 In: committed tokens, a decoder with its own cache. Out: one chain per row, all rows in one batch per depth, drawn by
-`drawing`. Loads nothing, verifies nothing.
+`drawing`; a row that is alone is drafted in fewer passes where it repeats itself, with the same draft. Loads nothing,
+verifies nothing.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from slipstream.drafters.draft_cache import DraftCache, DraftDecoder
 from slipstream.drafters.drawing import Drawing, Dropped
+from slipstream.drafters.lookup import Lookup
 from slipstream.types import Draft, Needs, RequestError, Rngs, Sequence
+
+_HINT = 6  # tokens of a hint
 
 GoOn = Callable[[Sequence, Seq[float]], bool]  # (row, probabilities of its drafted tokens) -> draft another
 
@@ -66,6 +70,7 @@ class DraftModel:
         self._go_on: GoOn | None = None
         self._dropped = Dropped("draft model")
         self._cache = DraftCache(decoder, max_rows, ids)
+        self._lookup = Lookup(vocab=vocab if ids is None else min(vocab, ids))
 
     @property
     def dropped(self) -> int:
@@ -84,19 +89,23 @@ class DraftModel:
         sure: dict[int, list[float]] = {}
 
         def doubt(live: list[int], logits: Tensor, tokens: Tensor) -> list[bool]:
-            logprobs = (logits.gather(1, tokens[:, None])[:, 0] - logits.logsumexp(-1)).tolist()
-            return [self._ends(rows[b], sure.setdefault(b, []), p) for b, p in zip(live, logprobs, strict=True)]
+            told = _probabilities(logits, tokens)
+            return [self._ends(rows[b], sure.setdefault(b, []), p) for b, p in zip(live, told, strict=True)]
 
         asked = self.options.min_prob or self._go_on is not None
         depth = 0
         while work.live:
-            depth += 1
-            live = [rows[b] for b in work.live]
-            logits = self._cache.catch_up(live) if depth == 1 else self._cache.advance(live, work.last().tolist())
-            work.draw(logits, depth, doubt if asked and depth < max(limits) else None)
-            for b in work.broken:
-                self._cache.distrust(rows[b])
-            self._dropped.add(len(work.broken))
+            hint = self._hint(work)
+            drafted = [work.guesses[b] for b in work.live]
+            logits = self._cache.after([rows[b] for b in work.live], drafted, hint)  # [live, 1 + len(hint), V]
+            for k in range(1 + len(hint)):
+                depth += 1
+                work.draw(logits[:, k], depth, doubt if asked and depth < max(limits) else None)
+                for b in work.broken:
+                    self._cache.distrust(rows[b])
+                self._dropped.add(len(work.broken))
+                if not work.live or work.guesses[work.live[0]][-1:] != hint[k : k + 1]:
+                    break
         return work.draft()
 
     def observe(self, rows: list[Sequence], tokens: list[list[int]], taps: list[Mapping[int, Tensor]]) -> None:
@@ -107,10 +116,30 @@ class DraftModel:
     def forget(self, row: Sequence) -> None:
         """Free the row's place in the draft model's cache."""
         self._cache.forget(row)
+        self._lookup.forget(row)
 
-    def _ends(self, row: Sequence, sure: list[float], logprob: float) -> bool:
-        """Say whether a row's draft ends with the token that has this log-probability."""
-        sure.append(math.exp(logprob))
-        if sure[-1] < self.options.min_prob:
+    def _hint(self, work: Drawing) -> list[int]:
+        """Foresee what a row that is alone will draft: tokens that come true cost a place in a pass, not a pass."""
+        if len(work.live) != 1:
+            return []
+        b = work.live[0]
+        room = work.limits[b] - len(work.guesses[b]) - 1
+        return self._lookup.ahead(work.rows[b], work.guesses[b], min(room, _HINT))
+
+    def _ends(self, row: Sequence, sure: list[float], probability: float) -> bool:
+        """Say whether a row's draft ends with the token that has this probability."""
+        sure.append(probability)
+        if probability < self.options.min_prob:
             return True
         return row.params.greedy and self._go_on is not None and not self._go_on(row, sure)
+
+
+def _probabilities(logits: Tensor, tokens: Tensor) -> list[float]:
+    """Return the probability of one token [R] of each row of logits [R, V]."""
+    if logits.device.type != "cpu":
+        found: list[float] = (logits.gather(1, tokens[:, None])[:, 0] - logits.logsumexp(-1)).exp().tolist()
+        return found
+    with np.errstate(over="ignore"):  # beside a far likelier one its probability is 0
+        # numpy is ten times as fast on one row
+        odds = [np.exp(row - row[at]).sum() for row, at in zip(logits.numpy(), tokens.tolist(), strict=True)]
+    return [1.0 / float(each) for each in odds]

@@ -70,12 +70,10 @@ class NgramIndex:
 
         The copy stops where the text does, unless its end is already periodic: then the period goes on.
         """
-        found = self._find(root)
+        found = self._find([root])
         if found is None:
             return []
-        end, agreeing = found
-        if self.options.reach and agreeing < self.options.max_ngram:
-            budget = min(budget, self.options.reach * agreeing - 1)
+        end, budget = found[0], self._trusted(found[1], budget)
         text, period = self.text, len(self.text) - end
         copy = text[end + 1 : end + 1 + budget]
         if len(copy) == budget:
@@ -88,29 +86,52 @@ class NgramIndex:
 
     def agreement(self, root: int) -> int:
         """Return in classes how many tokens agree where `follow` copies from: 1, 2, 3-4, 5 or more, all -> 1..5."""
-        found = self._find(root)
+        found = self._find([root])
         if found is None:
             return 0
         n = found[1]
         return 5 if n == self.options.max_ngram else bisect_right(_CLASSES, n)
 
-    def _grown(self, token: int) -> list[int]:
-        """Hashes of the last 1, 2, .. tokens once `token` is appended."""
-        return [(h * _BASE + token) % _PRIME for h in self._hashes]
+    def ahead(self, tail: list[int], budget: int) -> list[int]:
+        """Return what followed the most recent, longest earlier occurrence of the text's end with `tail` after it.
 
-    def _find(self, root: int) -> tuple[int, int] | None:
-        """Where the longest earlier occurrence ends, and its length."""
-        keys = self._grown(root)
-        for n in range(len(keys), self.options.min_ngram - 1, -1):
+        Where that reaches the end it goes on with itself: a period goes on.
+        """
+        found = self._find(tail)
+        if found is None:
+            return []
+        begin, budget = found[0] + 1, self._trusted(found[1], budget)
+        copy = [*self.text[begin : begin + budget], *tail][:budget]
+        period = len(self.text) + len(tail) - begin
+        while len(copy) < budget:
+            copy.append(copy[-period])
+        return copy
+
+    def _trusted(self, agreeing: int, budget: int) -> int:
+        """How much of a budget is copied where so many tokens agree."""
+        free = not self.options.reach or agreeing == self.options.max_ngram
+        return budget if free else min(budget, self.options.reach * agreeing - 1)
+
+    def _grown(self, token: int, hashes: list[int] | None = None) -> list[int]:
+        """Hashes of the last 1, 2, .. tokens once `token` is appended."""
+        return [(h * _BASE + token) % _PRIME for h in hashes or self._hashes]
+
+    def _find(self, tail: list[int]) -> tuple[int, int] | None:
+        """Where the longest earlier occurrence of the text's end with `tail` after it ends, and its length."""
+        low, high = self.options.min_ngram, self.options.max_ngram
+        keys = self._grown(tail[0])
+        for token in tail[1:]:
+            keys = self._grown(token, [1, *keys][:high])
+        for n in range(len(keys), low - 1, -1):
             end = self.last.get(keys[n - 1])
-            if end is not None and self._agrees(end, n, root):
+            if end is not None and self._agrees(end, n, tail):
                 return end, n
         return None
 
-    def _agrees(self, end: int, n: int, root: int) -> bool:
+    def _agrees(self, end: int, n: int, tail: list[int]) -> bool:
         """Rule out that two different n-grams share a hash."""
-        text = self.text
-        return text[end] == root and text[end - n + 1 : end] == text[len(text) - n + 1 :]
+        text, own = self.text, max(0, n - len(tail))
+        return text[end - n + 1 : end + 1] == text[len(text) - own :] + tail[-n:]
 
 
 class Lookup:
@@ -142,6 +163,11 @@ class Lookup:
         """Return what `guess` returns, and how sure it is: 1 (one token agrees) to 5 (as many as are compared)."""
         found = self.guess(row, budget)
         return found, self._index(row).agreement(row.tokens[-1]) if found else 0
+
+    def ahead(self, row: Sequence, drafted: list[int], budget: int) -> list[int]:
+        """Return what followed where the row's text and `drafted` after it occurred before, at most `budget` ids."""
+        copy = self._index(row).ahead([row.tokens[-1], *drafted], budget) if budget > 0 else []
+        return _cut(copy, (*row.eos_ids, *row.params.stop_token_ids), self.vocab)
 
     def observe(self, rows: list[Sequence], tokens: list[list[int]], taps: list[Mapping[int, Tensor]]) -> None:
         """Index the tokens of each row."""
