@@ -154,10 +154,13 @@ def test_long_matches_are_copied_free_text_is_drafted_and_hard_text_left_alone()
     row = Sequence(1, [0, 0], 1, SamplingParams(), seed=1)
     row.cached = 64
     chosen: dict[str, list[int]] = {}
+    back: list[int] = []
     for kind in ("free", "copied", "hard", "free", "copied"):
         turns = [_turn(made, row, at, kind) for _ in range(120)]
         chosen.setdefault(kind, []).append(sum(turn == WHO[kind] for turn in turns[80:]))
+        back.append(next(k for k in range(120) if turns[k : k + 3] == [WHO[kind]] * 3))
     assert all(count > 30 for counts in chosen.values() for count in counts), chosen
+    assert max(back) < 36, "rounds until it is left alone, or taken up again"
 
 
 def _turn(made, row, at, kind):

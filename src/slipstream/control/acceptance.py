@@ -18,6 +18,7 @@ OWN_WEIGHT = 6.0  # rounds that what is known of other requests counts for, in t
 PRIOR_WEIGHT = 2.0  # the same of what was known before anything was decoded
 STEERED_WEIGHT = 4.0  # the same of a drafter that stops by itself: a wrong hope costs little there
 OWN_DECAY, COMMON_DECAY = 0.975, 0.995
+STEERED_DECAY = 0.95  # what it says of its tokens is less of a coin than what stood: fewer rounds are enough
 
 
 class Rates:

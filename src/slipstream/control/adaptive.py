@@ -229,7 +229,7 @@ class AdaptiveBudget:
             lost = (seconds - spent) - (sum(chances[:length]) - sum(had)) / rate
             price = max(0.0, lost) / plain
             if own.credit >= price:
-                return Plan(arm, length, price)
+                return Plan(arm, length, price, not plan.length)
         return plan
 
     def _steering(self, own: Own, arm: int, values: list[float], drafted: int) -> list[float]:
@@ -238,6 +238,7 @@ class AdaptiveBudget:
         if self.arms[arm].steer is None or not own.greedy or self.options.fixed is not None:
             return values
         self._sureness[arm].add(own.sure, values)
+        values = [self._sureness[arm].chance(sure) for sure, _ in zip(own.sure, values, strict=False)]  # less of a coin
         self._count(own, (arm, WENT_ON), [1.0] * drafted + [0.0] * own.stopped)
         return [*values, 0.0] if own.stopped and len(values) == drafted else values
 
@@ -245,7 +246,7 @@ class AdaptiveBudget:
         """Let a drafter that is asked after each token go as far as it can: it ends where going on does not pay."""
         own.ahead = (lists[plan.arm], rate)
         if plan.length and own.greedy and self.arms[plan.arm].steer is not None:
-            return Plan(plan.arm, own.offers[plan.arm].length, plan.price)
+            return dataclasses.replace(plan, length=own.offers[plan.arm].length)
         return plan
 
     def _count(self, own: Own, what: tuple[int, int], values: Seq[float], start: int = 0) -> None:

@@ -47,11 +47,13 @@ class Offer:
 
 @dataclass(frozen=True)
 class Plan:
-    """Who drafts for a row (-1: nobody) and how much. `price`: what is paid for curiosity, in plain rounds."""
+    """Who drafts for a row (-1: nobody) and how much. `price`: what is paid for curiosity, in plain rounds; `idle`:
+    nothing would have been drafted otherwise."""
 
     arm: int
     length: int
     price: float = -1.0  # below 0: it is the choice that is thought best
+    idle: bool = False
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ rows, whose acceptance differs.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence as Seq
 
 from slipstream.control.acceptance import (
@@ -14,6 +15,7 @@ from slipstream.control.acceptance import (
     OWN_DECAY,
     OWN_WEIGHT,
     PRIOR_WEIGHT,
+    STEERED_DECAY,
     STEERED_WEIGHT,
     Rates,
     survival,
@@ -25,7 +27,8 @@ from slipstream.control.shadows import Shadows
 WENT_ON = -1  # in place of a strength: how often a drafter that may stop drafted each token of its plan
 _PROBE = 2  # nodes drafted to see how a drafter does, while nothing is drafted
 _GAIN_DECAY = 0.98
-_START = 10.0  # rounds at plain speed that a request starts with
+_START = 10.0  # rounds at plain speed that a request starts with, in each sort of stretch
+_STRETCHES = (1, 3)  # least strengths of what can be copied: nothing, chance matches, passages
 _CREDIT, _MOST_CREDIT = 0.3, 4.0  # plain rounds
 
 
@@ -73,14 +76,15 @@ class Own:
         self.shadows = Shadows()
         self.credit, self.turn = _CREDIT, 0
         self._arms, self._common = arms, common
-        self._tokens = self._cost = _START
+        self._spent = [(_START, _START)] * (len(_STRETCHES) + 1)  # tokens and plain rounds, by the sort of stretch
         self._rates: dict[tuple[int, int], Rates] = {}
 
     def rates(self, arm: int, strength: int) -> Rates:
         """Return the record to count in."""
         key = (arm, strength)
         if key not in self._rates:
-            self._rates[key] = Rates(OWN_DECAY, tree=self._arms[arm].tree)
+            one = self._arms[arm]
+            self._rates[key] = Rates(STEERED_DECAY if one.steer is not None else OWN_DECAY, tree=one.tree)
         return self._rates[key]
 
     def survival(self, arm: int, strength: int, n: int) -> list[float]:
@@ -92,23 +96,31 @@ class Own:
         return survival(shares, self._arms[arm].tree)
 
     def gain(self) -> float:
-        """Return how many times as fast as plain the row has been of late; plain is always to be had."""
-        return max(1.0, self._tokens / self._cost)
+        """Return how many times as fast as plain the row has been of late in stretches like this one; plain is always
+        to be had. A text's stretches have to be gone through whatever is done in others: each has a rate of its own."""
+        tokens, cost = self._spent[self._stretch()]
+        return max(1.0, tokens / cost)
 
     def after(self, tokens: float, cost: float, curiosity: float) -> None:
         """Hear of a round: tokens it gave, and its time in plain rounds."""
-        self._tokens = _GAIN_DECAY * self._tokens + tokens
-        self._cost = _GAIN_DECAY * self._cost + cost
+        had, spent = self._spent[self._stretch()]
+        self._spent[self._stretch()] = (_GAIN_DECAY * had + tokens, _GAIN_DECAY * spent + cost)
         self.credit = min(_MOST_CREDIT, self.credit + curiosity * cost)
-        if self.plan.price >= 0.0:
+        # a trial that cost nothing after all is followed up at once, where its draft ends by itself
+        paid = self.plan.idle and tokens >= cost and self._arms[self.plan.arm].steer is not None
+        if self.plan.price >= 0.0 and not paid:
             self.credit -= self.plan.price
             self.turn += 1
+
+    def _stretch(self) -> int:
+        return bisect_right(_STRETCHES, max((offer.strength for offer in self.offers), default=0))
 
     def questions(self) -> list[tuple[int, int]]:
         """List what could be tried instead of the plan, in turn, as (arm, nodes): drafters that cannot be looked at."""
         found = []
         for i, arm in enumerate(self._arms):
-            length = self.plan.length + 2 if self.plan.arm == i else _PROBE
+            probe = 1 if arm.steer is not None else _PROBE  # where it is sure it goes on by itself
+            length = self.plan.length + 2 if self.plan.arm == i else probe
             length = min(length, self.offers[i].length)
             if arm.look is None and length > (self.plan.length if self.plan.arm == i else 0):
                 found.append((i, length))
