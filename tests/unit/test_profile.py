@@ -93,6 +93,19 @@ def test_measuring_leaves_target_and_drafter_empty():
     assert again.as_dict() == found.as_dict()
 
 
+def test_a_drafter_is_timed_on_a_text_that_does_not_repeat_itself():
+    copied = []
+
+    class Listening(Lookup):
+        def guess(self, row, budget):
+            if len(row.tokens) <= 400:
+                copied.extend(super().guess(row, budget))
+            return []
+
+    measure_drafter(ToyTarget(RandomLaw(400, 1), 400), Listening(vocab=400), 4, kinds=("greedy",), seconds=0.0)
+    assert copied == []
+
+
 def test_a_profile_is_measured_once_and_kept(tmp_path, monkeypatch):
     from slipstream import LLM, profiles
     from tiny_model import make_model

@@ -170,12 +170,13 @@ def _params(kind: Kind) -> SamplingParams:
 
 
 class _Scratch:
-    """One row of a text that repeats, which a drafter hears a few tokens of at a time, with the target's taps."""
+    """One row of a text that a drafter hears a few tokens of at a time, with the target's taps. As far as there are ids
+    none comes twice: what a repetition saves is not to be counted on."""
 
     def __init__(self, target: Target, drafter: Drafter, kind: Kind) -> None:
         self.target, self.drafter = target, drafter
         self.room = min(target.caps.max_len - 1, 1024)
-        self.period = max(1, min(7, target.caps.vocab))
+        self.ids = min(1021, target.caps.vocab)
         self.row = Sequence(-5, [0], 1, _params(kind), seed=1)
 
     def table(self, sizes: list[int], seconds: float) -> CostTable:
@@ -205,7 +206,7 @@ class _Scratch:
     def _hear(self, count: int) -> float:
         """Commit `count` tokens; return the drafter's own time."""
         start = len(self.row.tokens)
-        self.row.tokens.extend(i % self.period for i in range(start, start + count))
+        self.row.tokens.extend(i * 769 % self.ids for i in range(start, start + count))
         heard = self.row.tokens[start - 1 : -1]
         taps = self.target.prefill(0, heard)
         begin = time.perf_counter()
