@@ -9,13 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+import sys
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slipstream.devices import StepAside
 from slipstream.machine import memory_guard
 from slipstream.types import VerifyRule
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _PIECE, _PIECES = 4096, 9
 MOST_ROWS = 8  # rows timed together; more are drawn on by the last slope
+FARTHEST = 2048  # no context beyond is measured, so longer ones share a profile
 
 
 def profiles_dir() -> Path:
@@ -93,6 +94,8 @@ def save(opened: Opened) -> str:
 
 def _complete(opened: Opened, parts: Seq[Part], rule: VerifyRule, rows: int) -> tuple[Profile, bool]:
     """Measure what the profile lacks; say whether anything did."""
+    from slipstream.devices import StepAside
+
     with StepAside(opened.target.caps.own_threads):  # as in rounds
         return _measured(opened, parts, rule, rows)
 
@@ -100,17 +103,23 @@ def _complete(opened: Opened, parts: Seq[Part], rule: VerifyRule, rows: int) -> 
 def _measured(opened: Opened, parts: Seq[Part], rule: VerifyRule, rows: int) -> tuple[Profile, bool]:
     from slipstream.control.profile import measure_drafter, measure_rows, measure_target
 
-    rows, fresh = min(rows, MOST_ROWS, opened.target.caps.max_rows), False
-    if opened.profile is None:
-        opened.profile, fresh = measure_target(opened.target, rule), True
-    found = opened.profile
+    rows, found = min(rows, MOST_ROWS, opened.target.caps.max_rows), opened.profile
+    new = [part for part in parts if found is None or _unknown(part, found)]
+    if found is not None and rows in found.passes and not new:
+        return found, False
+    print(f"{opened.name}: measuring what rounds cost here, once: some seconds", file=sys.stderr)  # noqa: T201
+    if found is None:
+        found = opened.profile = measure_target(opened.target, rule)
     if rows not in found.passes:
-        found.passes[rows], fresh = measure_rows(opened.target, rows), True
-    for part in parts:
-        if part.cost not in found.drafts or part.most + 1 > max(found.drafts[part.cost]["greedy"].nodes):
-            found.drafts[part.cost] = measure_drafter(opened.target, part.drafter, part.most)
-            fresh = True
-    return found, fresh
+        found.passes[rows] = measure_rows(opened.target, rows)
+    for part in new:
+        found.drafts[part.cost] = measure_drafter(opened.target, part.drafter, part.most)
+    return found, True
+
+
+def _unknown(part: Part, profile: Profile) -> bool:
+    """Tell whether a drafter's costs, or those of its longest drafts, are lacking."""
+    return part.cost not in profile.drafts or part.most + 1 > max(profile.drafts[part.cost]["greedy"].nodes)
 
 
 def key_of(opened: Opened) -> dict[str, Any]:
@@ -127,10 +136,20 @@ def key_of(opened: Opened) -> dict[str, Any]:
         "dtype": str(opened.dtype),
         "quantize": getattr(opened, "quantize", "none"),
         "threads": torch.get_num_threads(),
-        "context": opened.target.caps.max_len,
+        "context": min(opened.target.caps.max_len, FARTHEST),
+        "kernels": _kernels(opened),
         "version": __version__,
         "torch": torch.__version__,
     }
+
+
+def _kernels(opened: Opened) -> str:
+    """Say how the CPU kernels run and which they are, if they run the target."""
+    if not opened.target.caps.own_threads:
+        return ""
+    from slipstream import kernels
+
+    return f"{kernels.level()}, {kernels.threads()} threads, {_sample(Path(kernels.native().__file__))}"
 
 
 def cost_name(name: str, folder: Path | None, options: Mapping[str, Any]) -> str:
