@@ -87,7 +87,7 @@ def test_measuring_leaves_target_and_drafter_empty():
     found.drafts["lookup"] = measure_drafter(target, lookup, 6, seconds=0.02)
     assert not any(target.cache.values())
     assert not lookup._indexes
-    assert found.passes[3].nodes == [3, 6, 12, 24]
+    assert found.passes[3].nodes == [3, 6, 12]
     assert found.drafts["lookup"]["greedy"].nodes == [1, 2, 3, 5, 7]
     again = from_dict(json.loads(json.dumps(found.as_dict())))
     assert again.as_dict() == found.as_dict()
@@ -106,7 +106,7 @@ def test_a_drafter_is_timed_on_a_text_that_does_not_repeat_itself():
     assert copied == []
 
 
-def test_a_profile_is_measured_once_and_kept(tmp_path, monkeypatch):
+def test_a_profile_is_measured_once_and_kept(tmp_path, monkeypatch, capsys):
     from slipstream import LLM, profiles
     from tiny_model import make_model
 
@@ -116,8 +116,10 @@ def test_a_profile_is_measured_once_and_kept(tmp_path, monkeypatch):
     first = LLM(str(folder), "lookup", dtype="float32", max_rows=2)
     (file,) = kept.iterdir()
     stored = file.read_text()
+    assert "measuring what rounds cost" in capsys.readouterr().err
     second = LLM(str(folder), "lookup", dtype="float32", max_rows=2)
     assert file.read_text() == stored
+    assert capsys.readouterr().err == ""
     assert second.opened.profile.as_dict() == first.opened.profile.as_dict()
     file.write_text("{")
     third = LLM(str(folder), "lookup", dtype="float32", max_rows=2)
@@ -126,6 +128,28 @@ def test_a_profile_is_measured_once_and_kept(tmp_path, monkeypatch):
     mixed = third.with_drafter(f"lookup+draft_model:{folder}")
     assert mixed.drafter == "lookup+draft_model"
     assert len(json.loads(file.read_text())["profile"]["drafts"]) == 2
+
+
+def test_what_costs_depend_on_is_the_key(tmp_path):
+    from slipstream import build, kernels, profiles
+    from slipstream.config import TargetConfig
+    from tiny_model import make_model
+
+    config = {"model": str(make_model(tmp_path)), "dtype": "bfloat16"}
+    opened = build.open_target(TargetConfig(**config), rows=1)
+    key, before = profiles.key_of(opened), kernels.level() if kernels.available() else ""
+    assert profiles.key_of(build.open_target(TargetConfig(**config), rows=2)) == key
+    assert profiles.key_of(build.open_target(TargetConfig(max_len=32, **config), rows=1)) != key
+    if before:
+        kernels.set_level("portable")
+        assert profiles.key_of(opened) != key
+        kernels.set_level(before)
+
+
+def test_a_drafter_that_reads_no_taps_is_timed_without_the_target(monkeypatch):
+    target = ToyTarget(RandomLaw(5, 1, order=1), 5, max_rows=1)
+    monkeypatch.setattr(target, "prefill", lambda slot, tokens: pytest.fail("the target ran"))
+    assert measure_drafter(target, Lookup(vocab=5), 3, seconds=0.02)["greedy"].nodes == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("spec", ["lookup", "lookup+draft_model:{}"])

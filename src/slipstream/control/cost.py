@@ -62,7 +62,7 @@ def measure(
     """Time passes over chains of each number of nodes per row the target can score, in turn, for about `seconds`.
 
     The `rows` slots from `slot` on must be empty, and are left so; each holds `context` tokens meanwhile. The table is
-    by nodes in all. Each point is timed at least once, after a pass that is not counted.
+    by nodes in all. Each point is timed at least once, after a pass of the widest that is not counted.
     """
     caps = target.caps
     points = [n for n in points if n <= caps.max_nodes and n + context <= caps.max_len]
@@ -72,8 +72,7 @@ def measure(
         for each in slots:
             _fill(target, each, min(context, caps.max_len - 2))
         drafts = {n: _chain(n, rows) for n in times}
-        for draft in drafts.values():
-            _timed(target, slots, draft)
+        _timed(target, slots, drafts[max(drafts)])
         end = time.perf_counter() + seconds
         while True:
             for n, draft in drafts.items():
