@@ -98,9 +98,13 @@ inline void values_of_q6_k(const uint8_t* block, int group, float* values) {
   const uint8_t *low = block + half * 64 + part % 2 * 32, *high = block + 128 + half * 32;
   const int8_t* scales = reinterpret_cast<const int8_t*>(block + 192 + half * 8 + part * 2);
   const float d = float_of_half(load16(block + 208));
-  for (int i = 0; i < 32; i++) {
-    const int four = part < 2 ? low[i] & 15 : low[i] >> 4;
-    values[i] = d * scales[i / 16] * static_cast<float>((four | (high[i] >> 2 * part & 3) << 4) - 32);
+  const int nibble = part / 2 * 4, pair = part * 2;
+  int8_t codes[32];
+  for (int i = 0; i < 32; i++)
+    codes[i] = static_cast<int8_t>((low[i] >> nibble & 15) | (high[i] >> pair & 3) << 4) - 32;
+  for (int first = 0; first < 32; first += 16) {
+    const float step = d * scales[first / 16];
+    for (int i = first; i < first + 16; i++) values[i] = step * codes[i];
   }
 }
 

@@ -130,50 +130,33 @@ Shape shape_of(Source source) {
   }
 }
 
-// The values of one group of a row that is to be rounded; inputs the matrix lacks are zeros.
-void read_values(Source source, const uint8_t* row, int group, int count, float* values) {
-  const Shape shape = shape_of(source);
-  const uint8_t* from = row + static_cast<size_t>(group * kGroup / shape.values) * shape.bytes;  // of its block
+// The values of one group whose block is at `from`; inputs the matrix lacks are zeros.
+void read_values(Source source, const uint8_t* from, int group, int count, float* values) {
+  const GroupOps& ops = group_ops();
   switch (source) {
     case Source::float32: std::memcpy(values, from, static_cast<size_t>(count) * 4); return;
-    case Source::gguf_q5_0: return group_ops().values_of_q5_0(from, values);
-    case Source::gguf_q6_k: return group_ops().values_of_q6_k(from, group % kSuperGroups, values);
-    case Source::gguf_q8_0: return group_ops().values_of_q8_0(from, values);
+    case Source::gguf_q5_0: return ops.values_of_q5_0(from, values);
+    case Source::gguf_q6_k: return ops.values_of_q6_k(from, group % kSuperGroups, values);
+    case Source::gguf_q8_0: return ops.values_of_q8_0(from, values);
     default: break;
   }
   for (int i = 0; i < count; i++) values[i] = float_of_bf16(load16(from + 2 * i));
 }
 
-void round_row(const Matrix& matrix, Source source, const uint8_t* row, Column c) {
-  for (int group = 0; group < matrix.groups(); group++) {
-    float values[kGroup] = {};
-    read_values(source, row, group, std::min(kGroup, matrix.in - group * kGroup), values);
-    pack_floats(matrix, values, c, group);
-  }
-}
-
-void read_codes(Source source, const uint8_t* block, GroupCodes& group) {
-  if (source == Source::gguf_q4_0) return read_q4_0(block, group);
-  if (source == Source::gguf_q4_1) return read_q4_1(block, group);
-  read_q8_0(block, group);
-}
-
-void keep_row(const Matrix& matrix, Source source, const uint8_t* row, Column c) {
+void keep_codes(const Matrix& matrix, Source source, const uint8_t* from, int group, Column c) {
   if (source == Source::gguf_q4_k) {
     SuperCodes super;
-    for (int group = 0; group < matrix.groups(); group += kSuperGroups, row += 144) {
-      read_q4_k(row, super);
-      put_super(c, group, super);
-    }
-    return;
+    read_q4_k(from, super);
+    return put_super(c, group, super);
   }
-  const int bytes = shape_of(source).bytes;
-  for (int group = 0; group < matrix.groups(); group++) {
-    GroupCodes read;
-    read_codes(source, row + group * bytes, read);
-    uint8_t* codes = c.block + group_offset(matrix, group);
-    four_bits(matrix.kind) ? put_half(codes, c, read) : put_eight(codes, c, read);
+  GroupCodes read;
+  uint8_t* codes = c.block + group_offset(matrix, group);
+  if (source == Source::gguf_q8_0) {
+    read_q8_0(from, read);
+    return put_eight(codes, c, read);
   }
+  source == Source::gguf_q4_0 ? read_q4_0(from, read) : read_q4_1(from, read);
+  put_half(codes, c, read);
 }
 
 // Whether these rows are rounded to the kind; the codes of the others are kept.
@@ -181,6 +164,16 @@ bool needs_rounding(Source source, Kind kind) {
   if (source == Source::gguf_q8_0) return !eight_bits(kind);
   return source == Source::float32 || source == Source::bfloat16 || source == Source::gguf_q5_0 ||
          source == Source::gguf_q6_k;
+}
+
+// Packs one group of a row, or the eight of a super-block.
+void pack_group(const Matrix& matrix, Source source, const uint8_t* row, int group, Column c) {
+  const Shape shape = shape_of(source);
+  const uint8_t* from = row + static_cast<size_t>(group * kGroup / shape.values) * shape.bytes;
+  if (!needs_rounding(source, matrix.kind)) return keep_codes(matrix, source, from, group, c);
+  float values[kGroup] = {};
+  read_values(source, from, group, std::min(kGroup, matrix.in - group * kGroup), values);
+  pack_floats(matrix, values, c, group);
 }
 
 void refuse(const std::string& why) { throw std::invalid_argument(why); }
@@ -241,11 +234,13 @@ Matrix make_matrix(Kind kind, Scales scales, int out, int in, const float* bias)
 
 void pack_rows(Matrix& matrix, Source source, const void* data, int first, int rows) {
   check(matrix, source, first, rows);
-  size_t bytes = row_bytes(source, matrix.in);
-  for (int r = 0; r < rows; r++) {
-    const uint8_t* row = static_cast<const uint8_t*>(data) + r * bytes;
-    Column c = column_of(matrix, first + r);
-    needs_rounding(source, matrix.kind) ? round_row(matrix, source, row, c) : keep_row(matrix, source, row, c);
+  const size_t bytes = row_bytes(source, matrix.in);
+  const int step = source == Source::gguf_q4_k ? kSuperGroups : 1;
+  for (int begin = 0, end; begin < rows; begin = end) {
+    end = std::min(rows, begin + kColumns - (first + begin) % kColumns);
+    for (int group = 0; group < matrix.groups(); group += step)  // a block's rows together: they write the same lines
+      for (int r = begin; r < end; r++)
+        pack_group(matrix, source, static_cast<const uint8_t*>(data) + r * bytes, group, column_of(matrix, first + r));
   }
 }
 
