@@ -210,8 +210,8 @@ def arm_of(part: Part) -> Arm:
     from slipstream.control.arms import Arm
 
     drafter = part.drafter
-    look, steer = getattr(drafter, "look", None), getattr(drafter, "steer", None)
-    return Arm(drafter.name, part.most, part.cost, look, drafter.needs.tree, steer)
+    asked = {name: getattr(drafter, name, None) for name in ("look", "steer", "unread")}
+    return Arm(drafter.name, part.most, part.cost, tree=drafter.needs.tree, **asked)
 
 
 def _controller(opened: Opened, guess: Guess, rule: VerifyRule, config: EngineConfig) -> Controller:

@@ -29,6 +29,7 @@ from slipstream.control.clocks import Clocks
 from slipstream.control.knowledge import WENT_ON, Common, Own
 from slipstream.control.prices import Prices
 from slipstream.control.profile import Profile
+from slipstream.control.reading import GLANCE, hold_back, left_to_write
 from slipstream.control.sureness import Sureness
 from slipstream.types import Draft, Laws, RequestError, Sequence, Verdict
 
@@ -112,7 +113,7 @@ class AdaptiveBudget:
         free = [b for b, own in enumerate(owns) if own.free]
         for own, row in zip(owns, rows, strict=True):
             if not own.free or len(rows) == 1:
-                own.plan = self._alone(own, row.cached)
+                own.plan = self._alone(own, row)
         if free and len(rows) > 1:
             self._together(rows, owns, free)
         if len(free) == len(rows) and self._clocks.due():
@@ -126,7 +127,8 @@ class AdaptiveBudget:
         owns = [self._own(row) for row in rows]
         lengths = draft.length.tolist() if draft.nodes > 1 else [1] * len(rows)
         drafted = [n - 1 if own.plan.length else 0 for own, n in zip(owns, lengths, strict=True)]
-        self._time(rows, drafted, seconds)
+        if not any(own.plan.length and own.plan.arm in own.unread for own in owns):  # reading is no part of a round
+            self._time(rows, drafted, seconds)
         blind = [b for b, own in enumerate(owns) if drafted[b] and self.arms[own.plan.arm].look is None]
         values = reached(draft, verdict, laws, soft=not self.options.shared_noise) if blind else []
         for b in blind:
@@ -170,13 +172,21 @@ class AdaptiveBudget:
         best = max(range(len(own.offers)), key=lambda i: sum(own.offers[i].survival))
         return Plan(best, self.options.fixed or 0) if own.offers[best].length else _NOTHING
 
-    def _alone(self, own: Own, context: int) -> Plan:
+    def _alone(self, own: Own, row: Sequence) -> Plan:
         """Decide for one row on its own: every drafter at every length."""
         load = 1 if own.free else self.options.assumed_rows
-        plain, lists = self._seconds(own, context, load)
+        plain, lists = self._seconds(own, row.cached, load)
         rate = own.gain() * load / plain
+        self._hold_back(own, row, self._expected(own, lists), plain, rate)
         own.plan = plan_row(own.offers, self._expected(own, lists), plain, rate)
         return self._open_ended(own, self._curious(own, plain, lists, rate), lists, rate)
+
+    def _hold_back(self, own: Own, row: Sequence, seconds: list[list[float]], plain: float, rate: float) -> None:
+        unread = [arm.unread(row) if arm.unread is not None else 0 for arm in self.arms]
+        prices = {i: n * self._prices.reading(i, _kind(own.greedy)) / plain for i, n in enumerate(unread) if n > GLANCE}
+        own.unread = prices
+        if prices:
+            hold_back(own, prices, left_to_write(row), seconds, plain, rate)
 
     def _seconds(self, own: Own, context: int, load: int) -> tuple[float, list[list[float]]]:
         kind = _kind(own.greedy)
@@ -207,6 +217,7 @@ class AdaptiveBudget:
         gain = sum(own.gain() for own in owns)
         for b in free:
             plain, lists = self._seconds(owns[b], context, load)
+            self._hold_back(owns[b], rows[b], self._expected(owns[b], lists), plain, gain / plain)
             wish = plan_row(owns[b].offers, self._expected(owns[b], lists), plain, gain / plain)
             shares.append(Share(wish.arm, owns[b].offers[wish.arm].survival[: wish.length] if wish.length else []))
             prices.append((plain, lists))

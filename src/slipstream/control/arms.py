@@ -21,7 +21,8 @@ class Arm:
 
     `look(row, n)` returns what it would draft now and how sure it is, a small whole number: for drafters whose drafts
     are a function of the committed text and cost next to nothing. `tree`: its nodes are not a chain. `steer` tells it
-    whom to ask whether to draft on: for drafters that know how sure they are.
+    whom to ask whether to draft on: for drafters that know how sure they are. `unread(row)` returns how many tokens it
+    would have to be fed first: for drafters that read a long prompt only when they are wanted.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Arm:
     look: Look | None = None
     tree: bool = False
     steer: Steer | None = None
+    unread: Callable[[Sequence], int] | None = None
 
     def __post_init__(self) -> None:
         if not self.cost:
@@ -62,6 +64,13 @@ class Share:
 
     arm: int
     survival: list[float]
+
+
+def worth(plan: Plan, offers: Seq[Offer], seconds: Seq[Seq[float]], plain: float, rate: float) -> float:
+    """Return E - rate * T of a plan."""
+    if not plan.length:
+        return 1.0 - rate * plain
+    return 1.0 + sum(offers[plan.arm].survival[: plan.length]) - rate * seconds[plan.arm][plan.length]
 
 
 def plan_row(offers: Seq[Offer], seconds: Seq[Seq[float]], plain: float, rate: float) -> Plan:

@@ -8,6 +8,7 @@ rows, whose acceptance differs.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Collection
 from collections.abc import Sequence as Seq
 
 from slipstream.control.acceptance import (
@@ -73,6 +74,8 @@ class Own:
         self.sure: list[float] = []  # what the drafter said of its tokens in the round under way
         self.stopped = False  # the draft was ended for lack of sureness
         self.ahead: tuple[list[float], float] = ([], 0.0)  # seconds of the planned drafter's rounds, and the row's rate
+        self.missed = self.missing = 0.0  # what a drafter that has not read the text would have saved, in plain rounds
+        self.unread: Collection[int] = ()  # drafters that would have to read first
         self.shadows = Shadows()
         self.credit, self.turn = _CREDIT, 0
         self._arms, self._common = arms, common
@@ -104,6 +107,7 @@ class Own:
     def after(self, tokens: float, cost: float, curiosity: float) -> None:
         """Hear of a round: tokens it gave, and its time in plain rounds."""
         had, spent = self._spent[self._stretch()]
+        self.missed, self.missing = self.missed + self.missing, 0.0
         self._spent[self._stretch()] = (_GAIN_DECAY * had + tokens, _GAIN_DECAY * spent + cost)
         self.credit = min(_MOST_CREDIT, self.credit + curiosity * cost)
         # a trial that cost nothing after all is followed up at once, where its draft ends by itself

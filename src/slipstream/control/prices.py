@@ -12,6 +12,7 @@ from slipstream.control.profile import Profile
 
 _STEP = 128  # tokens of context that share a list
 _HELD = 4096  # lists kept
+_MANY = 32  # nodes of a pass that costs per node about what a prompt does
 
 
 class Prices:
@@ -49,6 +50,11 @@ class Prices:
             whole = [self.profile.draft(one.cost, n, kind) for n in range(one.most + 1)]
             found = self._drafts[arm, kind] = [s - whole[0] for s in whole]
         return found
+
+    def reading(self, arm: int, kind: str) -> float:
+        """Return about the seconds that a drafter takes to read a token of a prompt: its share of a pass, of many."""
+        p, whole = self.profile, self.drafts(arm, kind)
+        return p.target(1, _MANY) / _MANY * min(1.0, whole[1] / p.target(1, 1))
 
     def passes(self, load: int, context: int, base: int, most: int) -> list[float]:
         """Return the seconds of the target's pass over base, base + 1, .. base + most nodes of `load` rows."""

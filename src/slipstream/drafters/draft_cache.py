@@ -91,6 +91,10 @@ class DraftCache:
             self.decoder.extend(held.slot, self._known(tokens))
             held.certain = after
 
+    def unread(self, row: Sequence) -> int:
+        """Return how many committed tokens a row's cache lacks, the root apart."""
+        return max(0, len(row.tokens) - 1 - self._held.of(row).certain)
+
     def after(self, rows: Seq[Sequence], drafted: Seq[list[int]], hint: Seq[int] = ()) -> Tensor:
         """Feed what each row's cache lacks of its text and what was drafted, the last token at least.
 

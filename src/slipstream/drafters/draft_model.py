@@ -17,10 +17,11 @@ from torch import Tensor
 
 from slipstream.drafters.draft_cache import DraftCache, DraftDecoder
 from slipstream.drafters.drawing import Drawing, Dropped
-from slipstream.drafters.lookup import Lookup
+from slipstream.drafters.lookup import Lookup, LookupOptions
 from slipstream.types import Draft, Needs, RequestError, Rngs, Sequence
 
 _HINT = 6  # tokens of a hint
+_SHORT = 512  # tokens of a prompt that is read as it arrives
 
 GoOn = Callable[[Sequence, Seq[float]], bool]  # (row, probabilities of its drafted tokens) -> draft another
 
@@ -70,7 +71,8 @@ class DraftModel:
         self._go_on: GoOn | None = None
         self._dropped = Dropped("draft model")
         self._cache = DraftCache(decoder, max_rows, ids)
-        self._lookup = Lookup(vocab=vocab if ids is None else min(vocab, ids))
+        # hints are too short for longer matches to be of use
+        self._lookup = Lookup(LookupOptions(max_ngram=4), vocab=min(vocab, decoder.config.vocab))
 
     @property
     def dropped(self) -> int:
@@ -109,9 +111,15 @@ class DraftModel:
         return work.draft()
 
     def observe(self, rows: list[Sequence], tokens: list[list[int]], taps: list[Mapping[int, Tensor]]) -> None:
-        """Feed prompts at once; the few tokens of a round wait for `propose`, which feeds what the cache lacks."""
+        """Feed short prompts at once. Long ones, and the few tokens of a round, wait for `propose`, which feeds what is
+        missing: for a short answer, reading a long prompt costs more than drafting saves."""
         for row, new in zip(rows, tokens, strict=True):
-            self._cache.prefill(row, new)
+            if row.prompt_len <= _SHORT:
+                self._cache.prefill(row, new)
+
+    def unread(self, row: Sequence) -> int:
+        """Return how many tokens of the row's text would have to be fed before drafting."""
+        return self._cache.unread(row)
 
     def forget(self, row: Sequence) -> None:
         """Free the row's place in the draft model's cache."""
