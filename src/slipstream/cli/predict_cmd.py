@@ -10,11 +10,11 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slipstream.cli import options
 from slipstream.cli.options import say
+from slipstream.cli.prompts import read_file
 from slipstream.config import choose
 from slipstream.types import RequestError, SamplingParams
 
@@ -101,7 +101,7 @@ def _from_model(args: argparse.Namespace) -> int:
     params = SamplingParams(**({"max_tokens": TOKENS} | options.sampling_options(args)))
     if params.n != 1:
         raise RequestError(f"--n {params.n} has no effect on a prediction; leave it out")
-    contents = {name: _read(name) for name in args.text or ()}
+    contents = {name: read_file(name) for name in args.text or ()}
     llm = _open(args)
     length = args.draft_tokens if isinstance(args.draft_tokens, int) else None
     texts = _texts(args, llm, contents, params)
@@ -195,15 +195,6 @@ def _show(args: argparse.Namespace, found: Prediction, given: list[tuple[str, st
         word = "inside" if c["inside"] else "OUTSIDE"
         span = f"95 %: {c['low']:.2f} to {c['high']:.2f}"
         print(f"measured: {c['measured']:.2f}x ({span}), {word} the predicted interval")
-
-
-def _read(name: str) -> str:
-    try:
-        return Path(name).expanduser().read_text(encoding="utf-8")
-    except UnicodeDecodeError as e:
-        raise RequestError(f"file {name!r} is not UTF-8 text: {e.reason} at byte {e.start}") from None
-    except OSError as e:
-        raise RequestError(f"file {name!r} cannot be read: {e.strerror}") from None
 
 
 def _need(value: float | None, what: str) -> float:

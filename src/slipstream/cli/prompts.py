@@ -48,8 +48,11 @@ def for_model(prompts: list[Any], templated: bool) -> list[Any]:
 
 
 def _read(name: str) -> str:
-    if name == "-":
-        return _stdin()
+    return _stdin() if name == "-" else read_file(name)
+
+
+def read_file(name: str) -> str:
+    """Return the text of a file."""
     try:
         return Path(name).expanduser().read_text(encoding="utf-8")
     except UnicodeDecodeError as e:
