@@ -46,6 +46,11 @@ class Far(Tensor):
         """As `device`."""
         return True
 
+    @property
+    def is_cpu(self) -> bool:  # type: ignore[override]
+        """As `device`."""
+        return False
+
     def __repr__(self) -> str:  # type: ignore[override]
         return f"Far({self.near!r})"
 

@@ -24,9 +24,9 @@ def moved(x: Tensor, device: torch.device | str) -> Tensor:
 
     The host keeps knowing its values: neither x nor the copy may be written to afterwards.
     """
-    device = torch.device(device)
-    if device.type == "cpu":
+    if (device if isinstance(device, str) else device.type) == "cpu":
         return x
+    device = torch.device(device)
     out = _pinned(x, device).to(device, non_blocking=True)
     setattr(out, _KNOWN, x)
     return out
@@ -44,7 +44,7 @@ def _pinned(x: Tensor, device: torch.device) -> Tensor:
 
 def on_host(x: Tensor) -> Tensor:
     """Return x on the CPU: at once if it was `moved` from there, else by waiting for it, once."""
-    if x.device.type == "cpu":
+    if x.is_cpu:
         return x
     known: Tensor | None = getattr(x, _KNOWN, None)
     if known is None:
@@ -55,7 +55,7 @@ def on_host(x: Tensor) -> Tensor:
 
 def known(x: Tensor) -> bool:
     """Say whether the host knows the values of x, so that `on_host` does not wait."""
-    return x.device.type == "cpu" or hasattr(x, _KNOWN)
+    return x.is_cpu or hasattr(x, _KNOWN)
 
 
 def maybe(mask: Tensor) -> bool:

@@ -263,13 +263,18 @@ class LLM:
         self.opened.busy = self.engine
 
     def _step(self, rows: list[Sequence], inbox: deque[Delta]) -> None:
-        with self.opened.lock, build.memory_guard("decoding"):
+        with self.opened.lock:
             if inbox:  # another caller's round has served these rows while this one waited for the lock
                 return
             if all(row.status is Status.FINISHED for row in rows):
                 reason = next((row.error for row in rows if row.error), "the request was ended by somebody else")
                 raise WorkError(reason)
-            for delta in self.engine.step():
+            try:
+                deltas = self.engine.step()
+            except (MemoryError, RuntimeError):
+                with build.memory_guard("decoding"):  # only here: a guard that is entered in each round is felt
+                    raise
+            for delta in deltas:
                 delta.sequence.request.append(delta)
 
 

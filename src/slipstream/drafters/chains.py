@@ -25,25 +25,31 @@ def chain_draft(
 ) -> Draft:
     """Return the draft of one chain per row: its last committed token, then its guesses, then padding (id 0).
 
-    `sampled` marks the rows whose guesses were drawn from `q` [B, >= N, V]; None: all are fixed. `parents` and, for
-    fixed rows, `length` and `draw` may be shared between drafts: read, never written.
+    `sampled` marks the rows whose guesses were drawn from `q` [B, >= N, V]; None: all are fixed. Tensors may be shared
+    between drafts: read, never written.
     """
     lengths = [1 + len(guess) for guess in guesses]
     width = max(lengths, default=1)
-    if width == 1 and len(rows) == 1:  # most rounds of plain decoding: nothing else is as fast
-        parents, ones, fixed = _skeleton(1, 1, device)
-        return Draft(moved(torch.full((1, 1), rows[0].tokens[-1]), device), parents, ones, fixed)
+    if width == 1:
+        return _roots(tuple(row.tokens[-1] for row in rows), device)
     tokens = [
         [row.tokens[-1], *guess] + [0] * (width - n) for row, guess, n in zip(rows, guesses, lengths, strict=True)
     ]
-    parents, ones, fixed = _skeleton(len(lengths), width, device)
+    parents, _, fixed = _skeleton(len(lengths), width, device)
     return Draft(
-        tokens=moved(torch.tensor(tokens, dtype=torch.int64).view(len(lengths), width), device),  # [B, N]
+        tokens=moved(torch.tensor(tokens), device),  # [B, N]
         parents=parents,
-        length=ones if width == 1 else moved(torch.tensor(lengths), device),  # [B]
-        draw=fixed if sampled is None or width == 1 else _draws(sampled, lengths, device),
-        q=None if q is None or width == 1 else q[:, :width],  # [B, N, V]
+        length=moved(torch.tensor(lengths), device),  # [B]
+        draw=fixed if sampled is None else _draws(sampled, lengths, device),
+        q=None if q is None else q[:, :width],  # [B, N, V]
     )
+
+
+@functools.lru_cache(maxsize=4096)
+def _roots(ids: tuple[int, ...], device: torch.device | str) -> Draft:
+    """The draft of rows that guess nothing: a text's tokens come again, and so need not be made again."""
+    parents, ones, fixed = _skeleton(len(ids), 1, device)
+    return Draft(moved(torch.tensor(ids, dtype=torch.int64)[:, None], device), parents, ones, fixed)
 
 
 @functools.lru_cache(maxsize=128)

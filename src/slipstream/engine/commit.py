@@ -55,8 +55,13 @@ def to_host(work: Round, faults: Faults | None = None) -> list[Found]:
     """Bring the verdict over: in one transfer from an accelerator, each waits for it. Raise the first noted refusal."""
     draft, verdict, bad = work.draft, work.verdict, work.laws.bad
     assert verdict is not None
-    if verdict.path.device.type == "cpu" and draft.tokens.device.type == "cpu":
+    if verdict.path.is_cpu and draft.tokens.is_cpu:
         flags = [None] * len(work.rows) if bad is None else bad.tolist()
+        if draft.nodes == 1:  # nothing was drafted: only one number of each row is news
+            return [
+                _found(0, token, 1, [], [], marks)
+                for token, marks in zip(verdict.next_token.tolist(), flags, strict=True)
+            ]
         lists = (t.tolist() for t in (verdict.accepted, verdict.next_token, draft.length, verdict.path, draft.tokens))
         return [_found(*line) for line in zip(*lists, flags, strict=True)]
     nodes, depth = draft.nodes, verdict.path.shape[1]

@@ -6,6 +6,7 @@ pieces and a batch give the same bits, so greedy speculative text is plain text,
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from slipstream.kernels.cache import KernelCache
 from slipstream.kernels.linear import Table
-from slipstream.nets.decoder import CachedDecoder
+from slipstream.nets.decoder import CachedDecoder, padded, places, real_ids
 from slipstream.nets.families import DecoderConfig, Rope
 from slipstream.nets.kv_cache import CacheShape
 from slipstream.nets.layers import Map, inverse_frequencies
@@ -27,19 +28,16 @@ class Angles:
 
     def __init__(self, rope: Rope, head_dim: int) -> None:
         self.inverse, self.factor = inverse_frequencies(rope, head_dim)
-        self.cos = self.sin = torch.empty(0)
+        self.positions = 0
         self.grow(1024)
 
     def grow(self, positions: int) -> None:
         """Make room for positions 0 to `positions` - 1."""
-        if positions > self.cos.shape[0]:
-            size = max(positions, 2 * self.cos.shape[0])
-            angles = torch.arange(size, dtype=torch.float32)[:, None] * self.inverse
+        if positions > self.positions:
+            self.positions = max(positions, 2 * self.positions)
+            angles = torch.arange(self.positions, dtype=torch.float32)[:, None] * self.inverse
             self.cos, self.sin = angles.cos() * self.factor, angles.sin() * self.factor
-
-    def addresses(self) -> tuple[int, int]:
-        """Return where the two tables lie."""
-        return self.cos.data_ptr(), self.sin.data_ptr()
+            self.addresses = self.cos.data_ptr(), self.sin.data_ptr()  # where the two tables lie
 
 
 @dataclass
@@ -93,11 +91,18 @@ class KernelNet:
     def run(self, ids: Tensor, work: KernelPass, taps: Seq[int], head: bool) -> tuple[Tensor, dict[int, Tensor]]:
         """Run all layers over ids [R], row after row -> logits [R, V] (empty without `head`) and taps [R, H]."""
         tokens = ids.flatten().tolist()
+        return self.forward(tokens, work, taps, (len(tokens) if head else 0,))
+
+    def forward(
+        self, tokens: list[int], work: KernelPass, taps: Seq[int], shape: tuple[int, ...]
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """Do what `run` does, with ids in a list and logits [*shape, V]."""
         rows = len(tokens)
         states = {tap: torch.empty(rows, self.config.hidden) for tap in taps}
-        logits = torch.empty(rows if head else 0, self.vocab)
+        logits = torch.empty(*shape, self.vocab)
+        last = max(map(operator.add, work.starts, work.counts))
         for table in self.angles:
-            table.grow(max(start + count for start, count in zip(work.starts, work.counts, strict=True)))
+            table.grow(last)
         self.native.forward(
             work.cache,
             tokens,
@@ -105,9 +110,9 @@ class KernelNet:
             work.starts,
             work.counts,
             work.parents(),
-            [table.addresses() for table in self.angles],
+            [table.addresses for table in self.angles],
             [(tap, out.data_ptr()) for tap, out in states.items()],
-            logits.data_ptr() if head else 0,
+            logits.data_ptr() if shape != (0,) else 0,
         )
         return logits, {tap: out.to(self.dtype) for tap, out in states.items()}
 
@@ -156,3 +161,14 @@ class KernelDecoder(CachedDecoder):
 
     def _rows(self, nodes: Nodes) -> Any:
         return KernelPass(self._cache.native, nodes.slots, nodes.starts, nodes.counts, nodes.trees)
+
+    def _one_by_one(self, nodes: Nodes, tokens: Tensor, taps: Seq[int]) -> tuple[Tensor, dict[int, Tensor]]:
+        rows, n = tokens.shape
+        ids = [token for line in real_ids(tokens, nodes.counts) for token in line]
+        full = len(ids) == rows * n
+        net: Any = self.net
+        logits, states = net.forward(ids, self._rows(nodes), taps, (rows, n) if full else (len(ids),))
+        if full and not taps:  # most passes
+            return logits, {}
+        real = places(n, nodes.counts)
+        return padded(logits, rows, n, real), {tap: padded(x, rows, n, real) for tap, x in states.items()}

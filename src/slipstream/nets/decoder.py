@@ -46,6 +46,7 @@ class Decoder:
         """Return the rotary tables at positions [R], none of which is above `last`."""
         return {rope: table.rows(positions, last) for rope, table in self.ropes.items()}
 
+    @torch.no_grad()
     def run(self, ids: Tensor, work: Pass, taps: Seq[int], head: bool) -> tuple[Tensor, dict[int, Tensor]]:
         """Run all layers over ids [R] -> logits [R, V] (empty without `head`) and taps [R, H]."""
         layers = self.config.layers
@@ -147,7 +148,6 @@ class CachedDecoder:
         empty = torch.empty(0, self.config.hidden, dtype=self.net.dtype, device=self.net.device)
         return {tap: torch.cat(parts) if parts else empty for tap, parts in felt.items()}
 
-    @torch.no_grad()
     def nodes(
         self,
         slots: Seq[int],
@@ -185,10 +185,9 @@ class CachedDecoder:
     def keep(self, slots: Seq[int], paths: Seq[list[int]]) -> None:
         """Commit node 0 and the nodes of each path, in order, from the last `nodes` of those slots."""
         checked = [self._path(slot, list(path)) for slot, path in zip(slots, paths, strict=True)]
-        with torch.no_grad():
-            for slot, path in zip(slots, checked, strict=True):
-                self.cache.keep(slot, path)
-                del self._scored[slot]
+        for slot, path in zip(slots, checked, strict=True):
+            self.cache.keep(slot, path)
+            del self._scored[slot]
 
     def truncate(self, slot: int, length: int) -> None:
         """Forget the tokens of a slot from `length` on."""
@@ -216,12 +215,16 @@ class CachedDecoder:
     def _ids(self, tokens: Tensor, counts: Seq[int] | None = None) -> Tensor:
         """Check ids before the lookup: on a GPU a wrong one would take the whole process down."""
         vocab = self.net.config.vocab
-        seen = on_host(tokens) if known(tokens) else tokens
-        wrong = (seen < 0) | (seen >= vocab)
+        if known(tokens):
+            for line in [on_host(tokens).tolist()] if counts is None else real_ids(tokens, counts):
+                if line and not 0 <= min(line) <= max(line) < vocab:
+                    raise _no_id(next(token for token in line if not 0 <= token < vocab), vocab)
+            return tokens
+        wrong = (tokens < 0) | (tokens >= vocab)
         if counts is not None and min(counts, default=0) < tokens.shape[1]:
             n = torch.arange(tokens.shape[1])
             wrong = wrong & moved(n < torch.tensor(counts)[:, None], wrong.device)
-        refuse(wrong, lambda: RequestError(f"token id {int(seen[wrong][0])} is not one of 0..{vocab - 1}"))
+        refuse(wrong, lambda: _no_id(int(tokens[wrong][0]), vocab))
         return tokens
 
     def _check_taps(self, taps: Seq[int]) -> None:
@@ -248,10 +251,19 @@ class CachedDecoder:
     def _one_by_one(self, nodes: Nodes, tokens: Tensor, taps: Seq[int]) -> tuple[Tensor, dict[int, Tensor]]:
         """Score the nodes there are, without padding; pad what comes out."""
         rows, n = tokens.shape
-        real = _places(n, nodes.counts)
+        real = places(n, nodes.counts)
         ids = tokens.flatten() if real is None else tokens.flatten()[moved(real, tokens.device)]
         logits, states = self.net.run(ids.to(self.net.device), self._rows(nodes), taps, head=True)
-        return _padded(logits, rows, n, real), {tap: _padded(x, rows, n, real) for tap, x in states.items()}
+        return padded(logits, rows, n, real), {tap: padded(x, rows, n, real) for tap, x in states.items()}
+
+
+def real_ids(tokens: Tensor, counts: Seq[int]) -> list[list[int]]:
+    """Return the ids of the nodes there are, row by row, of tokens [B, N] that the host knows."""
+    return [line[:m] for line, m in zip(on_host(tokens).tolist(), counts, strict=True)]
+
+
+def _no_id(token: int, vocab: int) -> RequestError:
+    return RequestError(f"token id {token} is not one of 0..{vocab - 1}")
 
 
 def _checked(parents: list[int]) -> list[int]:
@@ -267,14 +279,14 @@ def _counts(rows: int, n: int, counts: Seq[int] | None) -> list[int]:
     return lengths
 
 
-def _places(n: int, counts: list[int]) -> Tensor | None:
+def places(n: int, counts: list[int]) -> Tensor | None:
     """Return which of the rows * n places hold a node; None for all of them."""
     if min(counts, default=n) == n:
         return None
     return (torch.arange(n) < torch.tensor(counts)[:, None]).flatten().nonzero()[:, 0]
 
 
-def _padded(x: Tensor, rows: int, n: int, real: Tensor | None) -> Tensor:
+def padded(x: Tensor, rows: int, n: int, real: Tensor | None) -> Tensor:
     """Put x [R, W] at its places -> [B, N, W], zeros elsewhere."""
     if real is not None:
         x = x.new_zeros(rows * n, x.shape[1]).index_copy_(0, moved(real, x.device), x)

@@ -35,10 +35,10 @@ def laws(rows: list[Sequence], logits: Tensor, draft: Draft) -> Laws:
     if any(map(touches, rows)):
         x = edit_draft(rows, logits, draft)
     else:
-        x = logits.detach() if greedy else _float(logits)
-        points = _sound_peaks(x) if greedy else None
+        points = _sound_peaks(logits) if greedy else None
         if points is not None:
             return Laws(points=points)
+        x = logits.detach() if greedy else _float(logits)
     flat = x.reshape(b * n, vocab)
     points, broken = peaks(flat)
     bad = None
@@ -115,10 +115,10 @@ def _sound_peaks(x: Tensor) -> Tensor | None:
 
     What `laws` does for most rounds, without a tensor operation: each costs more than the search itself.
     """
-    if x.dtype != torch.float32 or x.device.type != "cpu" or not x.is_contiguous():
+    if x.dtype != torch.float32 or not x.is_cpu or x.requires_grad or not x.is_contiguous():
         return None
     rows = x.numpy()
-    at = np.atleast_2d(rows.argmax(-1))
+    at = rows.argmax(-1)
     fine = all(math.isfinite(rows[b, i, best]) for b, row in enumerate(at.tolist()) for i, best in enumerate(row))
     return torch.from_numpy(at) if fine else None
 

@@ -40,7 +40,8 @@ class NativeTarget:
     def score(self, slots: list[int], draft: Draft) -> Scores:
         """Run one forward over all nodes of a draft, commit nothing; rows beyond a draft's `length` are zeros."""
         parents = None if draft.chain else draft.parents
-        logits, taps = self.decoder.nodes(slots, draft.tokens, parents, self.taps, on_host(draft.length).tolist())
+        counts = None if draft.nodes == 1 else on_host(draft.length).tolist()
+        logits, taps = self.decoder.nodes(slots, draft.tokens, parents, self.taps, counts)
         return Scores(logits, taps)
 
     def commit(self, slots: list[int], paths: list[list[int]]) -> None:

@@ -24,19 +24,17 @@ class Detokenizer:
 
     def __init__(self, tokenizer: Tokenizer, skip_special: bool = True) -> None:
         self._hidden = tokenizer.special_ids if skip_special else frozenset()
-        self._token_of = tokenizer.token_of
         steps = _decoder_steps(tokenizer.backend)
         names = [step["type"] for step in steps]
         self._stream: _Stream
         if names in (["ByteLevel"], ["ByteLevel", "Fuse"]):
-            self._stream = _Bytes()
+            self._stream = _Bytes(tokenizer)
         else:
             self._stream = _Window(tokenizer, byte_runs="ByteFallback" in names, byte_level="ByteLevel" in names)
 
     def push(self, id: int) -> str:
         """Return the characters that `id` completes; empty while a character is unfinished."""
-        token = None if id in self._hidden else self._token_of(id)
-        return "" if token is None else self._stream.push(id, token)
+        return "" if id in self._hidden else self._stream.push(id)
 
     def flush(self) -> str:
         """Return what is left when no more ids will come: U+FFFD for a character the model did not finish."""
@@ -44,7 +42,7 @@ class Detokenizer:
 
 
 class _Stream(Protocol):
-    def push(self, id: int, token: str) -> str: ...
+    def push(self, id: int) -> str: ...
 
     def flush(self) -> str: ...
 
@@ -52,15 +50,14 @@ class _Stream(Protocol):
 class _Bytes:
     """Byte-level BPE: every token is a piece of UTF-8, so an incremental decoder is exact."""
 
-    def __init__(self) -> None:
+    def __init__(self, tokenizer: Tokenizer) -> None:
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
-        self._byte_of = _byte_of_letter()
+        self._pieces, self._token_of = tokenizer.pieces, tokenizer.token_of
 
-    def push(self, id: int, token: str) -> str:
-        try:
-            piece = bytes([self._byte_of[letter] for letter in token])
-        except KeyError:  # an added token holds plain text, not the byte alphabet
-            piece = token.encode()
+    def push(self, id: int) -> str:
+        piece = self._pieces.get(id)
+        if piece is None:
+            piece = self._pieces[id] = _bytes_of(self._token_of(id) or "")
         return self._decode(piece)
 
     def flush(self) -> str:
@@ -75,11 +72,15 @@ class _Window:
 
     def __init__(self, tokenizer: Tokenizer, byte_runs: bool, byte_level: bool) -> None:
         self._decode = functools.partial(tokenizer.decode, skip_special=False)
+        self._token_of = tokenizer.token_of
         self._byte_runs, self._byte_level = byte_runs, byte_level
         self._ids: list[int] = []  # one token of context, already sent, then those not sent yet
         self._sent = ""  # text of the context
 
-    def push(self, id: int, token: str) -> str:
+    def push(self, id: int) -> str:
+        token = self._token_of(id)
+        if token is None:
+            return ""
         self._ids.append(id)
         if self._byte_runs and _BYTE_TOKEN.fullmatch(token):
             return ""
@@ -107,6 +108,14 @@ def _flat(decoder: dict[str, Any]) -> list[dict[str, Any]]:
     if decoder["type"] != "Sequence":
         return [decoder]
     return [step for inner in decoder["decoders"] for step in _flat(inner)]
+
+
+def _bytes_of(token: str) -> bytes:
+    table = _byte_of_letter()
+    try:
+        return bytes([table[letter] for letter in token])
+    except KeyError:  # an added token holds plain text, not the byte alphabet
+        return token.encode()
 
 
 @functools.cache

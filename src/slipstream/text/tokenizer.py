@@ -31,6 +31,7 @@ class Tokenizer:
         self.backend = backend  # tokenizers.Tokenizer
         self.file: Path | None = None  # what it was read from
         self.vocab = _real_ids(backend)
+        self.pieces: dict[int, bytes] = {}  # of ids that a detokenizer has met, for the next one
         self.eos_ids = tuple(eos_ids)
         self.bos_id = bos_id
         self.template = template

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from slipstream.devices import maybe, on_host
+from slipstream.devices import maybe, moved, on_host
 from slipstream.types import Draft, Verdict
 
 Choose = Callable[[Tensor, int, Tensor], Tensor]
@@ -66,7 +66,9 @@ def levels(draft: Draft) -> int:
 
 
 def _walk_chain(draft: Draft, points: Tensor) -> Verdict:
-    if points.device.type == "cpu":
+    if draft.nodes == 1:
+        return plain_verdict(points.flatten())
+    if points.is_cpu:
         return _walk_on_host(draft, points)
     node = torch.arange(1, max(2, draft.nodes), device=points.device)
     hits = (draft.tokens[:, 1:] == points[:, :-1]) & (node[: draft.nodes - 1] < draft.length[:, None])
@@ -77,9 +79,7 @@ def _walk_chain(draft: Draft, points: Tensor) -> Verdict:
 
 def _walk_on_host(draft: Draft, points: Tensor) -> Verdict:
     """Walk chains that lie in the host's memory in plain Python: a handful of tensor operations takes far longer."""
-    B, N = points.shape
-    if N == 1:
-        return plain_verdict(points[:, 0])
+    N = draft.nodes
     paths, accepted, out = [], [], []
     for ids, wanted, length in zip(draft.tokens.tolist(), points.tolist(), draft.length.tolist(), strict=True):
         kept = 0
@@ -93,10 +93,13 @@ def _walk_on_host(draft: Draft, points: Tensor) -> Verdict:
 
 def plain_verdict(next_token: Tensor) -> Verdict:
     """Write the verdict [B] of rows that drafted nothing."""
-    return Verdict(*_nothing(len(next_token), next_token.device), next_token)
+    path, accepted = _nothing(next_token.shape[0])
+    if not next_token.is_cpu:
+        path, accepted = moved(path, next_token.device), moved(accepted, next_token.device)
+    return Verdict(path, accepted, next_token)
 
 
 @functools.lru_cache(maxsize=64)
-def _nothing(rows: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def _nothing(rows: int) -> tuple[Tensor, Tensor]:
     """Path and count of rows that drafted nothing: read, never written."""
-    return torch.full((rows, 1), -1, device=device), torch.zeros(rows, dtype=torch.int64, device=device)
+    return torch.full((rows, 1), -1), torch.zeros(rows, dtype=torch.int64)
