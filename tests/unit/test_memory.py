@@ -30,4 +30,6 @@ def test_every_format_is_a_process_and_a_line(tmp_path: Path, capsys):
     assert memory.main([*argv, "--drafter", "lookup"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines[3:]] == ["none"]
+    weights, before, loaded, peak = map(int, lines[3].split()[2:6])
+    assert 0 <= weights < before < loaded <= peak
     assert memory.main([*argv, "--drafter", "nothing-of-that-name"]) != 0

@@ -1,7 +1,8 @@
 """`python -m slipstream.measure.memory`: what models take in memory, and how long they take to load.
 
-Each line is a process of its own that loads a target and a drafter, decodes a few tokens and says what it then holds:
-resident memory (its own, and pages of files, which the system may take back), the peak, and the seconds of loading.
+Each line is a process of its own that loads a target and a drafter, decodes a few tokens and says what it holds: packed
+weights, resident memory (its own, and pages of files, which the system may take back) and the peaks. A first start also
+measures what rounds cost: its seconds are those of a second one.
 """
 
 from __future__ import annotations
@@ -55,10 +56,18 @@ def _one(args: argparse.Namespace) -> int:
     bare = resident()
     start = time.perf_counter()
     llm = LLM(args.model, args.drafter, quantize=args.quantize, max_model_len=args.max_len)
-    seconds = time.perf_counter() - start
+    seconds, loaded = time.perf_counter() - start, resident()
     llm.generate("The sea", SamplingParams(max_tokens=TOKENS, ignore_eos=True))
-    print(json.dumps({"seconds": seconds, "bare": bare["VmRSS"], **resident()}))
+    owners = [llm.opened.target, *(part.drafter for part in llm.guess.parts)]
+    found = {"seconds": seconds, "bare": bare["VmRSS"], "weights": sum(map(_weights, owners))}
+    print(json.dumps(found | {"loaded": loaded["VmRSS"], "loading": loaded["VmHWM"]} | resident()))
     return 0
+
+
+def _weights(owner: Any) -> int:
+    """Bytes of an owner's decoder without its cache; 0 for one without."""
+    decoder = getattr(getattr(owner, "_cache", owner), "decoder", None)
+    return decoder.net.weights.nbytes if decoder is not None else 0
 
 
 def resident() -> dict[str, int]:
@@ -73,11 +82,19 @@ def resident() -> dict[str, int]:
 
 def show(model: str, drafter: str, rows: list[tuple[str, dict[str, Any]]]) -> str:
     """Return one line per weight format."""
-    head = ["quantize", "load s", "resident MB", "of its own", "peak MB", "before loading"]
-    lines = [
-        [form, f"{r['seconds']:.1f}", *(f"{r[name] / 1e6:.0f}" for name in ("VmRSS", "RssAnon", "VmHWM", "bare"))]
-        for form, r in rows
+    head = [
+        "quantize",
+        "load s",
+        "weights MB",
+        "before",
+        "loaded",
+        "peak till then",
+        "after decoding",
+        "its own",
+        "peak",
     ]
+    names = ("weights", "bare", "loaded", "loading", "VmRSS", "RssAnon", "VmHWM")
+    lines = [[form, f"{r['seconds']:.1f}", *(f"{r[name] / 1e6:.0f}" for name in names)] for form, r in rows]
     return f"{model}, drafter {drafter}\n{table(head, lines)}"
 
 
