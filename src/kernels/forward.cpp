@@ -97,7 +97,7 @@ void Forward::enter(int layer, Slice slice) {
     tap(layer, row, residual(row));
     float* normed = work_.row(slice);
     ops_.rms_norm(residual(row), w.attn_in.data(), shape_.eps, shape_.hidden, normed);
-    prepare_row(w.qkv.kind(), normed, row, shape_.hidden, work_.input);
+    prepare_row(form(w.qkv), normed, row, shape_.hidden, work_.input);
   }
   sync();
 }
@@ -114,7 +114,8 @@ void Forward::add_branch(const std::vector<float>& norm, int row, Slice slice) {
 void Forward::project(const Projection& projection, const Input& input, float* y, int stride, Slice slice) {
   int at = 0;
   for (const auto& part : projection.parts) {
-    multiply(*part, input, rows_, y + at, stride, slice);
+    const Range mine = share(part->blocks(), slice);
+    (pass_.role == Role::prompt ? multiply_prompt : multiply_blocks)(*part, input, rows_, y + at, stride, mine);
     at += part->out;
   }
   sync();
@@ -152,7 +153,7 @@ void Forward::attend(int index, Slice slice) {
   }
   sync();
   if (!whole_groups_) {
-    prepare(w.out.kind(), inner(0, cols), cols, rows_, cols, work_.input, slice);
+    prepare(form(w.out), inner(0, cols), cols, rows_, cols, work_.input, slice);
     sync();
   }
   project(w.out, work_.input, branch(0), shape_.hidden, slice);
@@ -179,7 +180,7 @@ void Forward::attend_share(const Share& part, const Layer& layer, int index, Sli
   ops_.attend(task);
   const Range groups{part.head * dim / kGroup, ((part.head + part.heads) * dim + kGroup - 1) / kGroup};
   for (int row = part.row; whole_groups_ && row < part.row + part.rows; row++)
-    prepare_groups(layer.out.kind(), inner(row, cols), row, cols, groups, work_.input);
+    prepare_groups(form(layer.out), inner(row, cols), row, cols, groups, work_.input);
 }
 
 void Forward::feed(int index, Slice slice) {
@@ -189,10 +190,10 @@ void Forward::feed(int index, Slice slice) {
     add_branch(w.attn_out, row, slice);
     float* normed = work_.row(slice);
     ops_.rms_norm(residual(row), w.mlp_in.data(), shape_.eps, shape_.hidden, normed);
-    prepare_row(w.gate_up.kind(), normed, row, shape_.hidden, work_.input);
+    prepare_row(form(w.gate_up), normed, row, shape_.hidden, work_.input);
   }
   sync();
-  gate(w.down.kind(), multiply_gated(w.gate_up, slice));
+  gate(form(w.down), multiply_gated(w.gate_up, slice));
   sync();
   project(w.down, work_.gated, branch(0), shape_.hidden, slice);
 }
@@ -208,8 +209,9 @@ Range Forward::multiply_gated(const Projection& projection, Slice slice) {
   const bool one = projection.parts.size() == 1;
   const int ups = one ? shape_.mlp / kColumns : 0;  // block of the first column that is multiplied with a gate
   float* up = projected(0) + (one ? 0 : shape_.mlp);
-  multiply_blocks(*projection.parts.front(), work_.input, rows_, projected(0), wide_, mine);
-  multiply_blocks(*projection.parts.back(), work_.input, rows_, up, wide_, {ups + mine.begin, ups + mine.end});
+  const auto multiply = pass_.role == Role::prompt ? multiply_prompt : multiply_blocks;
+  multiply(*projection.parts.front(), work_.input, rows_, projected(0), wide_, mine);
+  multiply(*projection.parts.back(), work_.input, rows_, up, wide_, {ups + mine.begin, ups + mine.end});
   return mine;
 }
 

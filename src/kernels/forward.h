@@ -37,6 +37,7 @@ class Forward {
   void gate(Kind kind, Range groups);
   void finish(Slice slice);
   void project(const Projection& projection, const Input& input, float* y, int stride, Slice slice);
+  Kind form(const Projection& projection) const { return form_of(projection.kind(), pass_.role); }
   void tap(int index, int row, const float* state);
   void sync() { pool_.barrier(); }
 

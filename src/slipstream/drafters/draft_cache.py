@@ -2,7 +2,8 @@
 
 In: rows and drafted tokens. Out: the draft model's logits after them. A round leaves its drafted tokens in the cache;
 the next one keeps those that were committed, drops the rest and feeds what is missing (after full acceptance: the last
-drafted token, which was never fed, and the one after it).
+drafted token, which was never fed, and the one after it). Tokens of the prompt but its last are read as a prompt, others
+as decoded, so that a row's bits do not depend on when it was fed.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ class DraftDecoder(Protocol):
     def config(self) -> DecoderLimits:
         """Its limits."""
 
-    def extend(self, slot: int, tokens: list[int]) -> Mapping[int, Tensor]:
-        """Append tokens to a slot's cache."""
+    def extend(self, slot: int, tokens: list[int], *, prompt: bool = True) -> Mapping[int, Tensor]:
+        """Append tokens to a slot's cache, as part of a prompt or as decoded ones."""
 
     def nodes(self, slots: list[int], tokens: Tensor) -> tuple[Tensor, Mapping[int, Tensor]]:
         """Logits [B, N, V] after each of a chain of tokens [B, N]; commits nothing."""
@@ -86,18 +87,16 @@ class DraftCache:
         if len(tokens) > self._batched and follows and after <= self.decoder.config.max_len:
             if self.decoder.length(held.slot) > held.certain:
                 self.decoder.truncate(held.slot, held.certain)
-            self.decoder.extend(held.slot, self._known(tokens))
-            held.certain = after
+            self._extend(row, held, tokens)
 
     def catch_up(self, rows: Seq[Sequence]) -> Tensor:
         """Feed what each row's cache lacks, root included; return the logits after the root [B, V]."""
         missing = [self._rewind(row) for row in rows]
         for row, tokens in zip(rows, missing, strict=True):
-            if len(tokens) > self._batched:
-                held = self._held[row.id]
-                self.decoder.extend(held.slot, self._known(tokens[:-1]))
-                held.certain += len(tokens) - 1
-                del tokens[:-1]
+            held = self._held[row.id]
+            read = len(tokens) - 1 if len(tokens) > self._batched else max(0, row.prompt_len - 1 - held.certain)
+            self._extend(row, held, tokens[:read])
+            del tokens[:read]
         logits = self._feed(rows, missing)
         for row, tokens in zip(rows, missing, strict=True):
             self._held[row.id].certain += len(tokens)
@@ -136,6 +135,14 @@ class DraftCache:
         if decoder.length(held.slot) > held.certain:
             decoder.truncate(held.slot, held.certain)
         return row.tokens[held.certain :]
+
+    def _extend(self, row: Sequence, held: _Held, tokens: list[int]) -> None:
+        """Commit tokens, each in its role."""
+        left = max(0, row.prompt_len - 1 - held.certain)
+        for part, prompt in ((tokens[:left], True), (tokens[left:], False)):
+            if part:
+                self.decoder.extend(held.slot, self._known(part), prompt=prompt)
+                held.certain += len(part)
 
     def _feed(self, rows: Seq[Sequence], tokens: Seq[list[int]]) -> Tensor:
         """Commit each row's tokens; return the logits after its last one [B, V]."""
