@@ -193,7 +193,10 @@ void Forward::feed(int index, Slice slice) {
     prepare_row(form(w.gate_up), normed, row, shape_.hidden, work_.input);
   }
   sync();
-  gate(form(w.down), multiply_gated(w.gate_up, slice));
+  if (pass_.role == Role::prompt && shape_.mlp % kColumns == 0)
+    read_gated(w, slice);
+  else
+    gate(form(w.down), multiply_gated(w.gate_up, slice));
   sync();
   project(w.down, work_.gated, branch(0), shape_.hidden, slice);
 }
@@ -209,10 +212,27 @@ Range Forward::multiply_gated(const Projection& projection, Slice slice) {
   const bool one = projection.parts.size() == 1;
   const int ups = one ? shape_.mlp / kColumns : 0;  // block of the first column that is multiplied with a gate
   float* up = projected(0) + (one ? 0 : shape_.mlp);
-  const auto multiply = pass_.role == Role::prompt ? multiply_prompt : multiply_blocks;
-  multiply(*projection.parts.front(), work_.input, rows_, projected(0), wide_, mine);
-  multiply(*projection.parts.back(), work_.input, rows_, up, wide_, {ups + mine.begin, ups + mine.end});
+  multiply_blocks(*projection.parts.front(), work_.input, rows_, projected(0), wide_, mine);
+  multiply_blocks(*projection.parts.back(), work_.input, rows_, up, wide_, {ups + mine.begin, ups + mine.end});
   return mine;
+}
+
+// Multiplies and gates a few columns at a time, in memory that stays in the cache.
+void Forward::read_gated(const Layer& w, Slice slice) {
+  const auto& parts = w.gate_up.parts;
+  const int ups = parts.size() == 1 ? shape_.mlp / kColumns : 0, stride = 2 * kGatedGroups * kGroup;
+  const Range mine = share(shape_.mlp / kGroup, slice);
+  for (int first = mine.begin; first < mine.end; first += kGatedGroups) {
+    const Range now{first, std::min(first + kGatedGroups, mine.end)};
+    const ptrdiff_t before = static_cast<ptrdiff_t>(first) * kColumns;  // columns that the memory lacks
+    float *gates = work_.gates(slice) - before, *up = gates + stride / 2;
+    multiply_prompt(*parts.front(), work_.input, rows_, gates, stride, now);
+    multiply_prompt(*parts.back(), work_.input, rows_, up - ups * kColumns, stride, {ups + now.begin, ups + now.end});
+    for (int row = 0; row < rows_; row++, gates += stride, up += stride) {
+      ops_.gate(shape_.activation, gates + before, up + before, (now.end - first) * kGroup, gates + before);
+      prepare_groups(form(w.down), gates, row, shape_.mlp, now, work_.gated);
+    }
+  }
 }
 
 void Forward::gate(Kind kind, Range groups) {
