@@ -126,9 +126,7 @@ class CachedDecoder:
         self._scored: dict[int, list[int]] = {}  # slot -> parents of the nodes in its scratch
 
     @torch.no_grad()
-    def extend(
-        self, slot: int, tokens: Seq[int], taps: Seq[int] = (), *, prompt: bool = True
-    ) -> dict[int, Tensor]:
+    def extend(self, slot: int, tokens: Seq[int], taps: Seq[int] = (), *, prompt: bool = True) -> dict[int, Tensor]:
         """Commit tokens to a slot and return {tap: [T, H]}. A failure leaves the slot as it was.
 
         `prompt`: they are part of a prompt, else tokens that were decoded: the bits of a row may depend on that.
