@@ -41,7 +41,7 @@ def rows(count: int, cols: int, seed: int = 0) -> Tensor:
 
 
 def assert_near(linear: Linear, x: Tensor, bias: Tensor | None, slack: float) -> None:
-    """Within `slack` of a weight's size, and float32 rounding of the terms, of the float64 product of what is packed."""
+    """Within `slack` of the weights' size, and float32 rounding, of the float64 product of what is packed."""
     w, exact = unpack(linear.matrix).double(), x.bfloat16().double()
     y, want = linear(x, prompt=True).double(), exact @ w.T + (0 if bias is None else bias.double())
     size = exact.abs() @ w.abs().T + want.abs()

@@ -2,8 +2,8 @@
 
 In: rows and drafted tokens. Out: the draft model's logits after them. A round leaves its drafted tokens in the cache;
 the next one keeps those that were committed, drops the rest and feeds what is missing (after full acceptance: the last
-drafted token, which was never fed, and the one after it). Tokens of the prompt but its last are read as a prompt, others
-as decoded, so that a row's bits do not depend on when it was fed.
+drafted token, which was never fed, and the one after it). Tokens of the prompt but its last are read as a prompt, all
+others as decoded, so that a row's bits do not depend on when it was fed.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class RowPass:
 @dataclass(frozen=True)
 class Nodes:
     """What a pass runs over: `counts[b]` nodes behind `starts[b]` cached tokens of `slots[b]`; `trees[b]` are the
-    parents of row b's nodes, None: chains. `prompt`: they are read as a prompt, which some networks do their own way."""
+    parents of row b's nodes, None: chains. `prompt`: read as a prompt, which some networks do their own way."""
 
     slots: list[int]
     starts: list[int]
