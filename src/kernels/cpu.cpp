@@ -124,6 +124,8 @@ const LevelTable* table_of(Level level) {
   }
 }
 
+const PromptTable* prompt_table_of(Level level) { return level == Level::amx ? amx_prompt_table() : nullptr; }
+
 const char* name(Level level) {
   constexpr const char* kNames[] = {"portable", "neon", "dotprod", "avx2", "avxvnni", "avx512", "amx"};
   return kNames[static_cast<int>(level)];

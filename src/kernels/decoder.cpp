@@ -92,7 +92,7 @@ void Decoder::forward(const Pass& pass, Cache& cache) {
   std::lock_guard<std::mutex> lock(busy);
   for (int first = 0; first < pass.rows(); first += kChunkRows) {
     const int rows = std::min(kChunkRows, pass.rows() - first);
-    workspace.reserve(shape_, rows, pass.widest(), Pool::instance().threads());
+    workspace.reserve(shape_, rows, pass.widest(), Pool::instance().threads(), pass.role);
     Forward chunk(*this, pass, cache, workspace, first, rows);
     Pool::instance().run([&](Slice slice) { chunk.run(slice); });
   }
@@ -120,7 +120,7 @@ void Decoder::logits(const float* x, int rows, float* out) {
   }
 }
 
-void Workspace::reserve(const DecoderShape& s, int rows, int nodes, int count) {
+void Workspace::reserve(const DecoderShape& s, int rows, int nodes, int count, Role role) {
   const size_t r = static_cast<size_t>(rows) * sizeof(float);
   residual.reserve(r * s.hidden);
   branch.reserve(r * s.hidden);
@@ -129,9 +129,10 @@ void Workspace::reserve(const DecoderShape& s, int rows, int nodes, int count) {
   inner.reserve(r * std::max(queries, s.mlp));
   input.reserve(rows, std::max(queries, s.hidden));
   gated.reserve(rows, s.mlp);
-  if (static_cast<int>(threads.size()) < count) threads.resize(count);
+  if (static_cast<int>(threads.size()) < count) threads.resize(count), gated_columns.resize(count);
   const size_t own = s.hidden + 16 + attention_scratch(s.head_dim, nodes);
   for (Buffer& buffer : threads) buffer.reserve(own * sizeof(float));
+  for (Buffer& buffer : gated_columns) buffer.reserve(role == Role::prompt ? r * 2 * kGatedGroups * kGroup : 0);
 }
 
 }  // namespace slipstream

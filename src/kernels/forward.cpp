@@ -97,7 +97,7 @@ void Forward::enter(int layer, Slice slice) {
     tap(layer, row, residual(row));
     float* normed = work_.row(slice);
     ops_.rms_norm(residual(row), w.attn_in.data(), shape_.eps, shape_.hidden, normed);
-    prepare_row(w.qkv.kind(), normed, row, shape_.hidden, work_.input);
+    prepare_row(form(w.qkv), normed, row, shape_.hidden, work_.input);
   }
   sync();
 }
@@ -114,7 +114,8 @@ void Forward::add_branch(const std::vector<float>& norm, int row, Slice slice) {
 void Forward::project(const Projection& projection, const Input& input, float* y, int stride, Slice slice) {
   int at = 0;
   for (const auto& part : projection.parts) {
-    multiply(*part, input, rows_, y + at, stride, slice);
+    const Range mine = share(part->blocks(), slice);
+    (pass_.role == Role::prompt ? multiply_prompt : multiply_blocks)(*part, input, rows_, y + at, stride, mine);
     at += part->out;
   }
   sync();
@@ -152,7 +153,7 @@ void Forward::attend(int index, Slice slice) {
   }
   sync();
   if (!whole_groups_) {
-    prepare(w.out.kind(), inner(0, cols), cols, rows_, cols, work_.input, slice);
+    prepare(form(w.out), inner(0, cols), cols, rows_, cols, work_.input, slice);
     sync();
   }
   project(w.out, work_.input, branch(0), shape_.hidden, slice);
@@ -179,7 +180,7 @@ void Forward::attend_share(const Share& part, const Layer& layer, int index, Sli
   ops_.attend(task);
   const Range groups{part.head * dim / kGroup, ((part.head + part.heads) * dim + kGroup - 1) / kGroup};
   for (int row = part.row; whole_groups_ && row < part.row + part.rows; row++)
-    prepare_groups(layer.out.kind(), inner(row, cols), row, cols, groups, work_.input);
+    prepare_groups(form(layer.out), inner(row, cols), row, cols, groups, work_.input);
 }
 
 void Forward::feed(int index, Slice slice) {
@@ -189,10 +190,13 @@ void Forward::feed(int index, Slice slice) {
     add_branch(w.attn_out, row, slice);
     float* normed = work_.row(slice);
     ops_.rms_norm(residual(row), w.mlp_in.data(), shape_.eps, shape_.hidden, normed);
-    prepare_row(w.gate_up.kind(), normed, row, shape_.hidden, work_.input);
+    prepare_row(form(w.gate_up), normed, row, shape_.hidden, work_.input);
   }
   sync();
-  gate(w.down.kind(), multiply_gated(w.gate_up, slice));
+  if (pass_.role == Role::prompt && shape_.mlp % kColumns == 0)
+    read_gated(w, slice);
+  else
+    gate(form(w.down), multiply_gated(w.gate_up, slice));
   sync();
   project(w.down, work_.gated, branch(0), shape_.hidden, slice);
 }
@@ -211,6 +215,24 @@ Range Forward::multiply_gated(const Projection& projection, Slice slice) {
   multiply_blocks(*projection.parts.front(), work_.input, rows_, projected(0), wide_, mine);
   multiply_blocks(*projection.parts.back(), work_.input, rows_, up, wide_, {ups + mine.begin, ups + mine.end});
   return mine;
+}
+
+// Multiplies and gates a few columns at a time, in memory that stays in the cache.
+void Forward::read_gated(const Layer& w, Slice slice) {
+  const auto& parts = w.gate_up.parts;
+  const int ups = parts.size() == 1 ? shape_.mlp / kColumns : 0, stride = 2 * kGatedGroups * kGroup;
+  const Range mine = share(shape_.mlp / kGroup, slice);
+  for (int first = mine.begin; first < mine.end; first += kGatedGroups) {
+    const Range now{first, std::min(first + kGatedGroups, mine.end)};
+    const ptrdiff_t before = static_cast<ptrdiff_t>(first) * kColumns;  // columns that the memory lacks
+    float *gates = work_.gates(slice) - before, *up = gates + stride / 2;
+    multiply_prompt(*parts.front(), work_.input, rows_, gates, stride, now);
+    multiply_prompt(*parts.back(), work_.input, rows_, up - ups * kColumns, stride, {ups + now.begin, ups + now.end});
+    for (int row = 0; row < rows_; row++, gates += stride, up += stride) {
+      ops_.gate(shape_.activation, gates + before, up + before, (now.end - first) * kGroup, gates + before);
+      prepare_groups(form(w.down), gates, row, shape_.mlp, now, work_.gated);
+    }
+  }
 }
 
 void Forward::gate(Kind kind, Range groups) {

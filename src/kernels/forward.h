@@ -35,8 +35,10 @@ class Forward {
   void feed(int layer, Slice slice);
   Range multiply_gated(const Projection& projection, Slice slice);
   void gate(Kind kind, Range groups);
+  void read_gated(const Layer& layer, Slice slice);
   void finish(Slice slice);
   void project(const Projection& projection, const Input& input, float* y, int stride, Slice slice);
+  Kind form(const Projection& projection) const { return form_of(projection.kind(), pass_.role); }
   void tap(int index, int row, const float* state);
   void sync() { pool_.barrier(); }
 

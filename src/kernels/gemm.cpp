@@ -28,9 +28,27 @@ Multiply choose(const LevelTable& table, Kind kind, Scales scales) {
   }
 }
 
+Multiply choose(const PromptTable& table, Kind kind, Scales scales) {
+  switch (kind) {
+    case Kind::bf16: return table.bf16;
+    case Kind::q4:
+    case Kind::q4a8: return scales == Scales::super ? table.super : table.half;
+    default: return table.eight;
+  }
+}
+
+Product product_of(const Matrix& matrix, const Input& input, int rows, float* y, int stride, Range blocks) {
+  return {matrix.codes.as(), matrix.bias.as<float>(), input.values.as(), input.factors.as<float>(), y,
+          rows, matrix.groups(), matrix.out, stride, blocks.begin, blocks.end};
+}
+
 }  // namespace
 
 bool eight_bit_activations(Kind kind) { return kind == Kind::q4a8 || kind == Kind::w8a8; }
+
+Kind form_of(Kind kind, Role role) {
+  return role == Role::prompt && prompt_table_of(level()) ? Kind::bf16 : kind;
+}
 
 void Input::reserve(int rows, int cols) {
   size_t places = chunks(rows) * groups_of(cols);
@@ -58,9 +76,13 @@ void multiply(const Matrix& matrix, const Input& input, int rows, float* y, int 
 }
 
 void multiply_blocks(const Matrix& matrix, const Input& input, int rows, float* y, int stride, Range blocks) {
-  Product job{matrix.codes.as(),   matrix.bias.as<float>(), input.values.as(), input.factors.as<float>(), y, rows,
-              matrix.groups(), matrix.out, stride, blocks.begin, blocks.end};
-  choose(*table_of(level()), matrix.kind, matrix.scales)(job);
+  choose(*table_of(level()), matrix.kind, matrix.scales)(product_of(matrix, input, rows, y, stride, blocks));
+}
+
+void multiply_prompt(const Matrix& matrix, const Input& input, int rows, float* y, int stride, Range blocks) {
+  const PromptTable* own = prompt_table_of(level());
+  if (!own) return multiply_blocks(matrix, input, rows, y, stride, blocks);
+  choose(*own, matrix.kind, matrix.scales)(product_of(matrix, input, rows, y, stride, blocks));
 }
 
 }  // namespace slipstream

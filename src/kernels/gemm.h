@@ -2,6 +2,7 @@
 //
 // Comes in: weights packed once (pack.h) and float32 rows. Goes out: float32 rows. Row r of a call has the same bits for
 // every number of rows and threads: each (row, output) goes through one order of operations, whoever its neighbours are.
+// Rows of a prompt may have an arithmetic of their own (Role): a row's bits depend on its role, never on its company.
 // No threads are made here: every thread of a parallel region (pool.h) calls with its own Slice.
 #pragma once
 
@@ -21,6 +22,11 @@ namespace slipstream {
 // Limits, far from any model: 8-bit activations whose group stays below 2^-100 count as zero, and q8 with activations
 // above 1e25 may overflow.
 enum class Kind : int { bf16, q4, q8, q4a8, w8a8 };
+
+// What a row is: decoded (guesses, and what was committed from them), or read as part of a prompt. On levels that read
+// prompts their own way, weights of every kind are rounded to bfloat16 numbers, which nothing scales per row, and
+// activations too; on others the role means nothing.
+enum class Role : int { decoded, prompt };
 
 // How the d and m of 4-bit groups are kept: two half floats per group, or GGUF Q4_K's 6-bit multiples of two half
 // floats per 256 inputs. Both are exact for what they hold.
@@ -68,7 +74,10 @@ struct Input {
 
 bool eight_bit_activations(Kind kind);
 
-// Rounds rows x[row * stride + col]. All threads call, each does its part; a barrier must follow before multiply.
+// The kind whose form of activations a matrix wants for rows of this role.
+Kind form_of(Kind kind, Role role);
+
+// Rounds rows x[row * stride + col] to the form of a kind: form_of. All threads call, each does its part; a barrier must follow before multiply.
 void prepare(Kind kind, const float* x, int stride, int rows, int cols, Input& input, Slice slice);
 
 // Rounds one row, x[col]: for a thread that has just computed it.
@@ -82,5 +91,8 @@ void multiply(const Matrix& matrix, const Input& input, int rows, float* y, int 
 
 // The same for blocks [begin, end) of kColumns outputs.
 void multiply_blocks(const Matrix& matrix, const Input& input, int rows, float* y, int stride, Range blocks);
+
+// The same for rows of a prompt, prepared in its form.
+void multiply_prompt(const Matrix& matrix, const Input& input, int rows, float* y, int stride, Range blocks);
 
 }  // namespace slipstream

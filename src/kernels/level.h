@@ -38,6 +38,14 @@ struct LevelTable {
   void (*eight_bytes)(const Product&);
 };
 
+// Products for the rows of a prompt, by how weights are stored: weights rounded to bfloat16, activations too.
+struct PromptTable {
+  void (*bf16)(const Product&);
+  void (*half)(const Product&);
+  void (*super)(const Product&);
+  void (*eight)(const Product&);
+};
+
 const LevelTable* portable_table();
 const LevelTable* avx2_table();    // null where the compiler had no such target, as below
 const LevelTable* avxvnni_table();
@@ -45,5 +53,6 @@ const LevelTable* neon_table();
 const LevelTable* dotprod_table();
 const LevelTable* avx512_table();
 const LevelTable* amx_table();
+const PromptTable* amx_prompt_table();
 
 }  // namespace slipstream

@@ -56,13 +56,15 @@ Input& scratch(int rows, int cols) {
   return input;
 }
 
-void linear(const Matrix& matrix, uintptr_t x, int rows, uintptr_t y) {
+void linear(const Matrix& matrix, uintptr_t x, int rows, uintptr_t y, bool prompt) {
   Input& input = scratch(rows, matrix.in);
   Pool& pool = Pool::instance();
+  const Role role = prompt ? Role::prompt : Role::decoded;
   pool.run([&](Slice slice) {
-    prepare(matrix.kind, at<float>(x), matrix.in, rows, matrix.in, input, slice);
+    prepare(form_of(matrix.kind, role), at<float>(x), matrix.in, rows, matrix.in, input, slice);
     pool.barrier();
-    multiply(matrix, input, rows, at<float>(y), matrix.out, slice);
+    const Range mine = share(matrix.blocks(), slice);
+    (prompt ? multiply_prompt : multiply_blocks)(matrix, input, rows, at<float>(y), matrix.out, mine);
   });
 }
 

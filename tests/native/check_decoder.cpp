@@ -75,6 +75,38 @@ bool in_pieces(TinyDecoder& tiny, bool wide, const Tokens& tokens, const std::ve
   return true;
 }
 
+// Reads a text as a prompt, in pieces that grow by `more`, and returns the states behind the last layer.
+std::vector<float> read(TinyDecoder& tiny, bool wide, const Tokens& tokens, int first, int more) {
+  Memory memory(wide);
+  Cache cache = memory.cache();
+  const int all = static_cast<int>(tokens.size()), hidden = tiny.decoder().shape().hidden;
+  std::vector<float> states(static_cast<size_t>(all) * hidden);
+  for (int start = 0, count = first; start < all; start += count, count += more) {
+    Pass pass;
+    pass.tokens.assign(tokens.begin() + start, tokens.begin() + std::min(start + count, all));
+    pass.slots = {1}, pass.starts = {start}, pass.counts = {pass.rows()};
+    pass.angles = {tiny.angles()};
+    pass.taps = {{-1, &states[static_cast<size_t>(start) * hidden]}};
+    pass.role = Role::prompt;
+    tiny.decoder().forward(pass, cache);
+  }
+  return states;
+}
+
+// A prompt has the same bits in any pieces, and its states are near the decoded ones.
+bool prompts(TinyDecoder& tiny, bool wide, const Tokens& tokens, const std::vector<float>& decoded, double most) {
+  const std::vector<float> whole = read(tiny, wide, tokens, static_cast<int>(tokens.size()), 0);
+  if (read(tiny, wide, tokens, 1, 1) != whole || read(tiny, wide, tokens, 33, 16) != whole) return false;
+  std::vector<float> logits(decoded.size());
+  tiny.decoder().logits(whole.data(), static_cast<int>(tokens.size()), logits.data());
+  float off = 0, size = 0;
+  for (size_t i = 0; i < logits.size(); i++) {
+    off = std::fmax(off, std::fabs(logits[i] - decoded[i]));
+    size = std::fmax(size, std::fabs(decoded[i]));
+  }
+  return off < most * size;
+}
+
 // Two sequences of different lengths with a tree each; then a path of one is kept and goes on.
 bool trees(TinyDecoder& tiny, bool wide) {
   const std::vector<int> parents = {-1, 0, 0, 1, 2, 4};
@@ -120,6 +152,7 @@ bool check(Level level, int kind, bool wide) {
   for (int threads : {1, 2, 4}) {
     Pool::instance().set_threads(threads);
     kept = kept && trees(tiny, wide) && (threads > 2 || in_pieces(tiny, wide, prompt, whole));
+    kept = kept && prompts(tiny, wide, prompt, whole, 2 * most[kind]);
   }
   const bool good = off < most[kind] && kept;
   std::printf("decoder %-8s %-5s %s cache: error %.1e, bits %s: %s\n", name(level), names[kind], wide ? "float32" : "bf16",

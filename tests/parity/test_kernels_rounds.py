@@ -19,6 +19,7 @@ from slipstream.types import Draft, RequestError
 pytestmark = needs_kernels
 FAMILIES = ["llama", "mistral_sliding", "gemma3", "smollm3"]
 FORMATS = ["none", "int4", "int8", "w8a8"]
+FOUR = "int4"  # where a prompt is read in an arithmetic of its own
 
 
 @pytest.fixture(scope="module")
@@ -144,11 +145,12 @@ def test_sizes_that_threads_share_without_waiting_keep_the_bits(heads: int, quan
         assert (plain - logits).norm() < 0.02 * logits.norm()
 
 
+@pytest.mark.parametrize("quantize", ["none", FOUR])
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
-def test_prompt_in_pieces_equals_the_whole_across_spans_and_chunks(name: str, tmp_path: Path) -> None:
+def test_prompt_in_pieces_equals_the_whole_across_spans_and_chunks(name: str, quantize: str, tmp_path: Path) -> None:
     folder = rounded(name, tmp_path, max_position_embeddings=2048, num_hidden_layers=2)
     ids = tokens(700)
-    whole, pieces = fast(folder, max_len=1024), fast(folder, max_len=1024)
+    whole, pieces = fast(folder, quantize, max_len=1024), fast(folder, quantize, max_len=1024)
     expected = whole.extend(0, ids, (1, 2, -1))
     found: dict[int, list[torch.Tensor]] = {1: [], 2: [], -1: []}
     at, draw = 0, random.Random(0)
@@ -162,24 +164,26 @@ def test_prompt_in_pieces_equals_the_whole_across_spans_and_chunks(name: str, tm
     assert torch.equal(whole.nodes([0], torch.tensor([[3]]))[0], pieces.nodes([0], torch.tensor([[3]]))[0])
 
 
-def assert_fresh(decoder: CachedDecoder, slot: int, committed: list[int], folder: Path) -> None:
-    """The slot's cache has the bits of one that only ever saw the committed tokens."""
-    fresh = fast(folder)
-    fresh.extend(0, committed)
-    assert decoder.length(slot) == len(committed)
-    for ours, theirs in zip(
-        decoder.cache.entries(slot, len(committed)), fresh.cache.entries(0, len(committed)), strict=True
-    ):
+def assert_fresh(decoder: CachedDecoder, slot: int, prompt: list[int], decoded: list[int], folder: Path) -> None:
+    """The slot's cache has the bits of one that only ever saw the committed tokens, each in its role."""
+    fresh, committed = fast(folder, FOUR), len(prompt) + len(decoded)
+    fresh.extend(0, prompt)
+    fresh.extend(0, decoded, prompt=False)
+    assert decoder.length(slot) == committed
+    for ours, theirs in zip(decoder.cache.entries(slot, committed), fresh.cache.entries(0, committed), strict=True):
         assert torch.equal(ours, theirs)
+    probe = torch.tensor([[5, 6]])
+    assert torch.equal(decoder.nodes([slot], probe)[0], fresh.nodes([0], probe)[0])
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_random_history_of_trees_and_chains_leaves_the_bits_of_a_fresh_cache(
     name: str, folders: dict[str, Path]
 ) -> None:
-    decoder, draw = fast(folders[name], rows=3), random.Random(name)
-    committed: dict[int, list[int]] = {0: tokens(4), 1: tokens(11), 2: tokens(1)}
-    for slot, prefix in committed.items():
+    decoder, draw = fast(folders[name], FOUR, rows=3), random.Random(name)
+    prompts: dict[int, list[int]] = {0: tokens(4), 1: tokens(11), 2: tokens(1)}
+    decoded: dict[int, list[int]] = {0: [], 1: [], 2: []}
+    for slot, prefix in prompts.items():
         decoder.extend(slot, prefix)
     for turn in range(14):
         slots = draw.sample([0, 1, 2], draw.randint(1, 3))
@@ -189,17 +193,28 @@ def test_random_history_of_trees_and_chains_leaves_the_bits_of_a_fresh_cache(
         decoder.nodes(slots, draft, torch.tensor([TREE] * len(slots)) if tree else None)
         decoder.keep(slots, paths)
         for b, slot in enumerate(slots):
-            committed[slot] += draft[b, [0, *paths[b]]].tolist()
+            decoded[slot] += draft[b, [0, *paths[b]]].tolist()
         if draw.random() < 0.2:
             decoder.release(slots[0])
-            committed[slots[0]] = tokens(6, seed=turn)
-            decoder.extend(slots[0], committed[slots[0]])
-    for slot, prefix in committed.items():
-        assert_fresh(decoder, slot, prefix, folders[name])
-        fresh = fast(folders[name])
-        fresh.extend(0, prefix)
-        probe = torch.tensor([[5, 6]])
-        assert torch.equal(decoder.nodes([slot], probe)[0], fresh.nodes([0], probe)[0])
+            prompts[slots[0]], decoded[slots[0]] = tokens(6, seed=turn), []
+            decoder.extend(slots[0], prompts[slots[0]])
+    for slot, prefix in prompts.items():
+        assert_fresh(decoder, slot, prefix, decoded[slot], folders[name])
+
+
+@pytest.mark.parametrize("quantize", FORMATS)
+def test_the_same_tokens_read_and_decoded_are_near_and_only_bfloat16_is_equal(
+    quantize: str, folders: dict[str, Path]
+) -> None:
+    if "amx" not in kernels.levels():
+        pytest.skip("this machine lacks the level amx")
+    ids, last = tokens(40), torch.tensor([[5]])
+    read, decoded = fast(folders["llama"], quantize), fast(folders["llama"], quantize)
+    read.extend(0, ids)
+    decoded.extend(0, ids, prompt=False)
+    a, b = read.nodes([0], last)[0], decoded.nodes([0], last)[0]
+    assert torch.equal(a, b) == (quantize == "none")
+    assert (a - b).norm() < 0.1 * b.norm()  # 8-bit activations of tiny states
 
 
 @pytest.mark.parametrize("kv", [torch.bfloat16, torch.float32])

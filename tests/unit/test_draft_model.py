@@ -89,6 +89,28 @@ class TestCache:
         assert decoder.passes - passes == 2, "one prefill for the long gap, one batch for all"
         assert draft.tokens[:, 1].tolist() == [greedy_text(r.tokens, 1)[0] for r in rows]
 
+    @pytest.mark.parametrize("size", [1, 5, 9, 30])
+    def test_a_token_is_read_as_prompt_or_decoded_whenever_it_is_fed(self, size):
+        drafter, decoder = model()
+        decoder.max_nodes = 4  # so that gaps of both kinds are fed by `extend`
+        drafter = DraftModel(decoder, vocab=VOCAB, max_rows=4)
+        read: list[tuple[int, int, bool]] = []
+        extend = decoder.extend
+
+        def note(slot, tokens, *, prompt=True):
+            read.append((decoder.length(slot), decoder.length(slot) + len(tokens), prompt))
+            return extend(slot, tokens, prompt=prompt)
+
+        decoder.extend = note
+        row = row_of(range(1, 12))
+        for start in range(0, 10, size):
+            drafter.observe([row], [row.tokens[start : min(start + size, 10)]], [{}])
+        grow(row, *[3] * 20)
+        propose(drafter, [row], 1)
+        assert decoder.slots[0] == row.tokens
+        assert max(end for _, end, prompt in read if prompt) == 10, "all of the prompt but its last token"
+        assert min(start for start, _, prompt in read if not prompt) == 10
+
     def test_a_round_may_be_proposed_again(self):
         drafter, _ = model()
         row = row_of([1, 2, 3], temperature=1.0)

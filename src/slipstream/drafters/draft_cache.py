@@ -2,7 +2,8 @@
 
 In: rows, drafted tokens and hints of what may follow. Out: the draft model's logits after them. What was fed stays in
 the cache until the text, or the draft, turns out to go another way; what is missing is fed (after full acceptance: the
-last drafted token, which was never fed, and the one after it).
+last drafted token, which was never fed, and the one after it). Tokens of the prompt but its last are read as a prompt,
+all others as decoded, so that a row's bits do not depend on when it was fed.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ class DraftDecoder(Protocol):
     def config(self) -> DecoderLimits:
         """Its limits."""
 
-    def extend(self, slot: int, tokens: list[int]) -> Mapping[int, Tensor]:
-        """Append tokens to a slot's cache."""
+    def extend(self, slot: int, tokens: list[int], *, prompt: bool = True) -> Mapping[int, Tensor]:
+        """Append tokens to a slot's cache, as part of a prompt or as decoded ones."""
 
     def nodes(self, slots: list[int], tokens: Tensor) -> tuple[Tensor, Mapping[int, Tensor]]:
         """Logits [B, N, V] after each of a chain of tokens [B, N]; commits nothing."""
@@ -88,8 +89,7 @@ class DraftCache:
         if len(tokens) > self._batched and follows and after <= self.decoder.config.max_len:
             if self.decoder.length(held.slot) > held.certain:
                 self.decoder.truncate(held.slot, held.certain)
-            self.decoder.extend(held.slot, self._known(tokens))
-            held.certain = after
+            self._extend(row, held, tokens)
 
     def unread(self, row: Sequence) -> int:
         """Return how many committed tokens a row's cache lacks, the root apart."""
@@ -103,11 +103,10 @@ class DraftCache:
         """
         missing = [self._rewind(row, guess) for row, guess in zip(rows, drafted, strict=True)]
         for row, tokens in zip(rows, missing, strict=True):
-            if len(tokens) > self._batched:
-                held = self._held[row.id]
-                self.decoder.extend(held.slot, self._known(tokens[:-1]))
-                held.certain += len(tokens) - 1
-                del tokens[:-1]
+            held = self._held[row.id]
+            read = len(tokens) - 1 if len(tokens) > self._batched else max(0, row.prompt_len - 1 - held.certain)
+            self._extend(row, held, tokens[:read])
+            del tokens[:read]
         logits = self._feed(rows, [[*tokens, *hint] for tokens in missing], 1 + len(hint))
         for row, guess in zip(rows, drafted, strict=True):
             held = self._held[row.id]
@@ -139,6 +138,14 @@ class DraftCache:
         if decoder.length(held.slot) > keep:
             decoder.truncate(held.slot, keep)
         return row.tokens[keep:] + drafted[max(0, keep - size) :]
+
+    def _extend(self, row: Sequence, held: _Held, tokens: list[int]) -> None:
+        """Commit tokens, each in its role."""
+        left = max(0, row.prompt_len - 1 - held.certain)
+        for part, prompt in ((tokens[:left], True), (tokens[left:], False)):
+            if part:
+                self.decoder.extend(held.slot, self._known(part), prompt=prompt)
+                held.certain += len(part)
 
     def _feed(self, rows: Seq[Sequence], tokens: Seq[list[int]], wanted: int) -> Tensor:
         """Commit each row's tokens; return the logits after its last ones [B, wanted, V]."""

@@ -1,7 +1,8 @@
 """The decoder of `nets.decoder` on the CPU kernels: the same interface, packed weights, rows that keep their bits.
 
-A row's logits and hidden states do not depend on what else is in the pass: a tree's path, a chain, a prompt fed in
-pieces and a batch give the same bits, so greedy speculative text is plain text, bit for bit. Loading is in `load.py`.
+A row's logits and hidden states do not depend on what else is in the pass: a tree's path, a chain and a batch give the
+same bits, and so does a prompt fed in pieces, so greedy speculative text is plain text, bit for bit. Rows read as a
+prompt may differ from the same tokens decoded (gemm.h, Role). Loading is in `load.py`.
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ class KernelPass:
     starts: list[int]
     counts: list[int]
     trees: list[list[int]] | None
+    prompt: bool
 
     def parents(self) -> list[int]:
         """Return the parents of all nodes, row after row; [] for chains."""
@@ -113,6 +115,7 @@ class KernelNet:
             [table.addresses for table in self.angles],
             [(tap, out.data_ptr()) for tap, out in states.items()],
             logits.data_ptr() if shape != (0,) else 0,
+            work.prompt,
         )
         return logits, {tap: out.to(self.dtype) for tap, out in states.items()}
 
@@ -160,7 +163,7 @@ class KernelDecoder(CachedDecoder):
         self._scored: dict[int, list[int]] = {}
 
     def _rows(self, nodes: Nodes) -> Any:
-        return KernelPass(self._cache.native, nodes.slots, nodes.starts, nodes.counts, nodes.trees)
+        return KernelPass(self._cache.native, nodes.slots, nodes.starts, nodes.counts, nodes.trees, nodes.prompt)
 
     def _one_by_one(self, nodes: Nodes, tokens: Tensor, taps: Seq[int]) -> tuple[Tensor, dict[int, Tensor]]:
         rows, n = tokens.shape

@@ -71,7 +71,10 @@ def _matrix(kind: str, source: str, shape: tuple[int, int], bias: Tensor | None)
 
 
 class Linear:
-    """Multiply rows by a packed weight [out, in] and add bias [out]; row by row the same bits in any company."""
+    """Multiply rows by a packed weight [out, in] and add bias [out]; row by row the same bits in any company.
+
+    `prompt`: as rows of a prompt are, which the level may do its own way (gemm.h, Role).
+    """
 
     __slots__ = ("matrix", "shape")
 
@@ -86,7 +89,7 @@ class Linear:
         made.matrix, made.shape = matrix, (matrix.out, matrix.cols)
         return made
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, *, prompt: bool = False) -> Tensor:
         """Map rows [R, in] -> [R, out] in the rows' dtype."""
         out, cols = self.shape
         if x.ndim != 2 or x.shape[1] != cols:
@@ -94,7 +97,7 @@ class Linear:
         rows = x.detach().to("cpu", torch.float32).contiguous()
         y = torch.empty(rows.shape[0], out, dtype=torch.float32)
         if rows.shape[0]:
-            native().linear(self.matrix, rows.data_ptr(), rows.shape[0], y.data_ptr())
+            native().linear(self.matrix, rows.data_ptr(), rows.shape[0], y.data_ptr(), prompt)
         return y.to(x.dtype)
 
     @property

@@ -129,8 +129,11 @@ class CachedDecoder:
         self._scored: dict[int, list[int]] = {}  # slot -> parents of the nodes in its scratch
 
     @torch.no_grad()
-    def extend(self, slot: int, tokens: Seq[int], taps: Seq[int] = ()) -> dict[int, Tensor]:
-        """Commit tokens to a slot and return {tap: [T, H]}. A failure leaves the slot as it was."""
+    def extend(self, slot: int, tokens: Seq[int], taps: Seq[int] = (), *, prompt: bool = True) -> dict[int, Tensor]:
+        """Commit tokens to a slot and return {tap: [T, H]}. A failure leaves the slot as it was.
+
+        `prompt`: they are part of a prompt, else tokens that were decoded: the bits of a row may depend on that.
+        """
         start = self._start(slot)
         if start + len(tokens) > self.config.max_len:
             have = f"slot {slot} holds {start} tokens"
@@ -140,7 +143,7 @@ class CachedDecoder:
         self._check_taps(taps)
         for at in range(0, len(tokens), _CHUNK):
             ids = self._ids(torch.tensor(tokens[at : at + _CHUNK]))
-            nodes = Nodes([slot], [start + at], [len(ids)])
+            nodes = Nodes([slot], [start + at], [len(ids)], prompt=prompt)
             _, states = self.net.run(moved(ids, self.net.device), self._rows(nodes), taps, head=False)
             for tap in taps:
                 felt[tap].append(states[tap])

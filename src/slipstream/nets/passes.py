@@ -60,12 +60,13 @@ class RowPass:
 @dataclass(frozen=True)
 class Nodes:
     """What a pass runs over: `counts[b]` nodes behind `starts[b]` cached tokens of `slots[b]`; `trees[b]` are the
-    parents of row b's nodes, None: chains."""
+    parents of row b's nodes, None: chains. `prompt`: read as a prompt, which some networks do their own way."""
 
     slots: list[int]
     starts: list[int]
     counts: list[int]
     trees: list[list[int]] | None = None
+    prompt: bool = False
 
     def depths(self) -> list[list[int]]:
         """Return the depth of every node, row by row."""

@@ -50,8 +50,8 @@ class ToyDecoder:
         self.passes = 0
         self._pending: dict[int, list[int]] = {}
 
-    def extend(self, slot: int, tokens: list[int]) -> Mapping[int, Tensor]:
-        """Append tokens to a slot."""
+    def extend(self, slot: int, tokens: list[int], *, prompt: bool = True) -> Mapping[int, Tensor]:
+        """Append tokens to a slot; how they are read makes no difference here."""
         self._check(slot, tokens)
         self.slots.setdefault(slot, []).extend(tokens)
         self.fed += len(tokens)
