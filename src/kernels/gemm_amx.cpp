@@ -84,7 +84,6 @@ struct Work {
   alignas(64) typename Form::Real c[256] = {};  // products [16 rows][16 columns]
 
   const Strip* strip;
-  const uint8_t* x;     // activations of the strip's first group
   const uint8_t* next;  // codes to fetch
   int tile;
 
@@ -92,7 +91,6 @@ struct Work {
   void start(const Strip& now, int which) {
     strip = &now;
     tile = which;
-    x = now.job.values + now.place(now.first) * Form::kChunkBytes;
     next = now.next + which * (now.last - now.first) * kLines * 64;
   }
 };
@@ -104,11 +102,11 @@ SLIPSTREAM_INLINE void widen_group(Work<Store, Form>& work, int group) {
   settle();
 }
 
-// Starts the product of a group.
+// Starts the product of a group; x: its activations.
 template <class Store, class Form>
-SLIPSTREAM_INLINE void multiply_group(Work<Store, Form>& work, int group) {
+SLIPSTREAM_INLINE void multiply_group(Work<Store, Form>& work, int group, const uint8_t* x) {
   fetch<Work<Store, Form>::kLines>(work.next);
-  _tile_loadd(4, work.x + static_cast<size_t>(group - work.strip->first) * Form::kChunkBytes, Form::kDepth * 4);
+  _tile_loadd(4, x, Form::kDepth * 4);
   _tile_loadd(6, work.kAsIs ? work.codes(group) : work.wide, 64);
   _tile_zero(0);
   Form::multiply();
@@ -124,29 +122,31 @@ SLIPSTREAM_INLINE void keep_product(Work<Store, Form>& work) {
 
 // Adds the kept product to the totals of kRows rows; what lies beyond the rows there are is never written out.
 template <int kRows, class Store, class Form>
-SLIPSTREAM_INLINE void add_product(const Work<Store, Form>& work, int group, __m512* totals) {
+SLIPSTREAM_INLINE void add_product(const Work<Store, Form>& work, int group, const float* factors, __m512* totals) {
   const Scale s = Store::scale(work.strip->block, group, work.tile);
-  const float* factors = work.strip->factors(group);
 #pragma GCC unroll 16
-  for (int r = 0; r < kRows; r++)
-    totals[r] = add_scaled<Store::kShifted>(totals[r], Form::load(work.c + r * 16), s, factors + r * layout::kRowFactors);
-  settle();
+  for (int r = 0; r < kRows; r++, factors += layout::kRowFactors) {
+    totals[r] = add_scaled<Store::kShifted>(totals[r], Form::load(work.c + r * 16), s, factors);
+    if (r % 4 == 3) settle();  // or compilers load all rows first, for which there are no registers
+  }
 }
 
 template <int kRows, class Store, class Form>
-void tile_strip(Work<Store, Form>& work) {
+__attribute__((noinline)) void tile_strip(Work<Store, Form>& work) {
   const Strip& strip = *work.strip;
+  const uint8_t* x = strip.job.values + strip.place(strip.first) * Form::kChunkBytes;
+  const float* factors = strip.factors(strip.first);
   __m512 totals[kRows];
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; r++) totals[r] = open_total(strip, r, work.tile);
   widen_group(work, strip.first);
-  for (int group = strip.first; group < strip.last; group++) {
-    multiply_group(work, group);
+  for (int group = strip.first; group < strip.last; group++, x += Form::kChunkBytes) {
+    multiply_group(work, group, x);
     if (group + 1 < strip.last) widen_group(work, group + 1);
-    if (group > strip.first) add_product<kRows>(work, group - 1, totals);
+    if (group > strip.first) add_product<kRows>(work, group - 1, factors, totals), factors += layout::kFactors;
     keep_product(work);
   }
-  add_product<kRows>(work, strip.last - 1, totals);
+  add_product<kRows>(work, strip.last - 1, factors, totals);
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; r++) close_total(strip, r, work.tile, totals[r]);
 }
