@@ -170,10 +170,12 @@ SLIPSTREAM_INLINE void add_group(const Form& form, const uint8_t* start, int gro
     int r = 0;
     for (; r + kTogether <= count; r += kTogether)
       Form::template add<kTogether>(form, r, lanes, s, factors + r * layout::kRowFactors, totals + r * 32 + column);
+    const float* left = factors + r * layout::kRowFactors;
+    float* sums = totals + r * 32 + column;
     switch (count - r) {  // no loop: a lone row wants its weights in registers, not widened beforehand
-      case 3: Form::template add<3>(form, r, lanes, s, factors + r * layout::kRowFactors, totals + r * 32 + column); break;
-      case 2: Form::template add<2>(form, r, lanes, s, factors + r * layout::kRowFactors, totals + r * 32 + column); break;
-      case 1: Form::template add<1>(form, r, lanes, s, factors + r * layout::kRowFactors, totals + r * 32 + column);
+      case 3: Form::template add<3>(form, r, lanes, s, left, sums); break;
+      case 2: Form::template add<2>(form, r, lanes, s, left, sums); break;
+      case 1: Form::template add<1>(form, r, lanes, s, left, sums);
     }
   }
 }

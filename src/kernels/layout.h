@@ -37,9 +37,9 @@ constexpr int kSuperGroup = kFourCodes + 64;
 // Prepared activations: bytes of one group of a chunk of 16 rows.
 constexpr int kBf16Rows = 16 * 32 * 2;
 constexpr int kByteRows = 16 * 32;
-constexpr int kRowFactors = 4;  // floats of one row beside each other, so that threads that prepare rows rarely share a line
+constexpr int kRowFactors = 4;  // floats of one row, side by side: threads that prepare rows should share few lines
 constexpr int kFactors = kRowFactors * 16;
-constexpr int kStart = 0x4b400000;  // bits of 1.5 * 2^23: integers added to it, read as a float, are that number plus them
+constexpr int kStart = 0x4b400000;  // 1.5 * 2^23 as a float; with an integer added to its bits, that much more
 
 SLIPSTREAM_INLINE size_t super_offset(int group) {
   return static_cast<size_t>(group / kSuperGroups + 1) * kHeader + static_cast<size_t>(group) * kSuperGroup;
