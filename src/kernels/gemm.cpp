@@ -57,9 +57,9 @@ void Input::reserve(int rows, int cols) {
 }
 
 void prepare(Kind kind, const float* x, int stride, int rows, int cols, Input& input, Slice slice) {
-  int groups = groups_of(cols);
-  Range tasks = share(rows * groups, slice);
-  round_tasks(kind, {x, input.values.as(), input.factors.as<float>(), stride, cols, groups, 0, tasks.begin, tasks.end});
+  // a thread's groups of all rows: rows of a group share cache lines
+  for (int row = 0; row < rows; row++)
+    prepare_groups(kind, x + static_cast<size_t>(row) * stride, row, cols, share(groups_of(cols), slice), input);
 }
 
 void prepare_row(Kind kind, const float* x, int row, int cols, Input& input) {

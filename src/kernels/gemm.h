@@ -66,7 +66,7 @@ struct Matrix {
 // The same prepared rows serve every matrix of that form with the same number of inputs.
 struct Input {
   Buffer values;   // [chunks of 16 rows][groups][16 rows][32 inputs], bfloat16 or int8
-  Buffer factors;  // [chunks of 16 rows][groups][2][16 rows] float32: scale (8-bit form), sum of what was rounded
+  Buffer factors;  // [chunks of 16 rows][groups][16 rows][4]: scale (8-bit form), sum of what was rounded; rounding.h
 
   // Makes room; call before the region in which threads prepare (growing is not shared between threads).
   void reserve(int rows, int cols);

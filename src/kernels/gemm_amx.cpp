@@ -10,16 +10,16 @@
 
 #if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AMX_INT8__) && defined(__AVX512BF16__)
 
+#include "quads_avx512.h"
 #include "rounding_avx512.h"
-#include "rows_avx512.h"
 
 namespace slipstream {
 namespace {
 
 constexpr int kFewRows = 8;  // rows that dot products of bytes serve faster than tiles
 
-// Tiles 0-3: sums, 4 and 5: activations, 6 and 7: weights. Scaled kinds use one of each for either of two groups;
-// bfloat16 weights, two column halves (6, 7) by two chunks of rows (4, 5).
+// Tiles 0-3: sums, 4 and 5: activations, 6 and 7: weights. Scaled kinds use the first of each; bfloat16 weights, two
+// column halves (6, 7) by two chunks of rows (4, 5).
 struct alignas(64) TileShapes {
   uint8_t palette = 1, start = 0, reserved[14] = {};
   uint16_t bytes[16] = {};
@@ -53,8 +53,7 @@ struct Pairs {
   SLIPSTREAM_INLINE void widen(const uint8_t* codes, uint8_t* wide) {
     Store::kFour ? widen_four(codes, wide) : widen_eight(codes, wide);
   }
-  SLIPSTREAM_INLINE void multiply_first() { _tile_dpbf16ps(0, 4, 6); }
-  SLIPSTREAM_INLINE void multiply_second() { _tile_dpbf16ps(1, 5, 7); }
+  SLIPSTREAM_INLINE void multiply() { _tile_dpbf16ps(0, 4, 6); }
   SLIPSTREAM_INLINE __m512 load(const float* c) { return _mm512_load_ps(c); }
 };
 
@@ -66,17 +65,11 @@ struct Quads {
   SLIPSTREAM_INLINE void widen(const uint8_t* codes, uint8_t* wide) {
     if (Store::kFour) widen_bytes(codes, wide);
   }
-  SLIPSTREAM_INLINE void multiply_first() {
+  SLIPSTREAM_INLINE void multiply() {
     if (Store::kFour)
       _tile_dpbsud(0, 4, 6);
     else
       _tile_dpbssd(0, 4, 6);
-  }
-  SLIPSTREAM_INLINE void multiply_second() {
-    if (Store::kFour)
-      _tile_dpbsud(1, 5, 7);
-    else
-      _tile_dpbssd(1, 5, 7);
   }
   SLIPSTREAM_INLINE __m512i load(const int32_t* c) { return _mm512_load_si512(c); }
 };
@@ -87,11 +80,10 @@ struct Work {
   static constexpr int kWide = Form::kDepth * 64;                                  // bytes of a widened group
   static constexpr bool kAsIs = !Store::kFour && Form::kDepth == 8;                // bytes need no widening
   static constexpr int kLines = ((Store::kBytes + 63) / 64 + 1) / 2;               // to fetch with each group
-  alignas(64) uint8_t wide[2 * kWide] = {};
-  alignas(64) typename Form::Real c[2 * 256] = {};  // products [groups][16 rows][16 columns]
+  alignas(64) uint8_t wide[kWide] = {};
+  alignas(64) typename Form::Real c[256] = {};  // products [16 rows][16 columns]
 
   const Strip* strip;
-  const uint8_t* x;     // activations of the strip's first group
   const uint8_t* next;  // codes to fetch
   int tile;
 
@@ -99,83 +91,62 @@ struct Work {
   void start(const Strip& now, int which) {
     strip = &now;
     tile = which;
-    x = now.job.values + now.place(now.first) * Form::kChunkBytes;
     next = now.next + which * (now.last - now.first) * kLines * 64;
   }
 };
 
-// Widens `count` groups for the tiles.
-template <int kCount, class Store, class Form>
-SLIPSTREAM_INLINE void widen_groups(Work<Store, Form>& work, int group) {
+template <class Store, class Form>
+SLIPSTREAM_INLINE void widen_group(Work<Store, Form>& work, int group) {
   if (work.kAsIs) return;
-#pragma GCC unroll 2
-  for (int i = 0; i < kCount; i++) Form::widen(work.codes(group + i), work.wide + i * work.kWide);
+  Form::widen(work.codes(group), work.wide);
   settle();
 }
 
-// Starts the products of one or two groups.
-template <int kCount, class Store, class Form>
-SLIPSTREAM_INLINE void multiply_groups(Work<Store, Form>& work, int group) {
-  const uint8_t* x = work.x + static_cast<size_t>(group - work.strip->first) * Form::kChunkBytes;
-  fetch<kCount * Work<Store, Form>::kLines>(work.next);
+// Starts the product of a group; x: its activations.
+template <class Store, class Form>
+SLIPSTREAM_INLINE void multiply_group(Work<Store, Form>& work, int group, const uint8_t* x) {
+  fetch<Work<Store, Form>::kLines>(work.next);
   _tile_loadd(4, x, Form::kDepth * 4);
   _tile_loadd(6, work.kAsIs ? work.codes(group) : work.wide, 64);
   _tile_zero(0);
-  Form::multiply_first();
-  if (kCount == 2) {
-    _tile_loadd(5, x + Form::kChunkBytes, Form::kDepth * 4);
-    _tile_loadd(7, work.kAsIs ? work.codes(group + 1) : work.wide + work.kWide, 64);
-    _tile_zero(1);
-    Form::multiply_second();
-  }
+  Form::multiply();
   settle();
 }
 
-template <int kCount, class Store, class Form>
-SLIPSTREAM_INLINE void keep_products(Work<Store, Form>& work) {
+template <class Store, class Form>
+SLIPSTREAM_INLINE void keep_product(Work<Store, Form>& work) {
   settle();
   _tile_stored(0, work.c, 64);
-  if (kCount == 2) _tile_stored(1, work.c + 256, 64);
   settle();
 }
 
-// Adds the kept products to the totals of kRows rows; what lies beyond the rows there are is never written out.
-template <int kCount, int kRows, class Store, class Form>
-SLIPSTREAM_INLINE void add_products(const Work<Store, Form>& work, int group, __m512* totals) {
-#pragma GCC unroll 2
-  for (int i = 0; i < kCount; i++) {
-    const Scale s = Store::scale(work.strip->block, group + i, work.tile);
-    const float* factors = work.strip->factors(group + i);
+// Adds the kept product to the totals of kRows rows; what lies beyond the rows there are is never written out.
+template <int kRows, class Store, class Form>
+SLIPSTREAM_INLINE void add_product(const Work<Store, Form>& work, int group, const float* factors, __m512* totals) {
+  const Scale s = Store::scale(work.strip->block, group, work.tile);
 #pragma GCC unroll 16
-    for (int r = 0; r < kRows; r++)
-      totals[r] = add_scaled<Store::kShifted>(totals[r], Form::load(work.c + i * 256 + r * 16), s, factors + r);
-    settle();
+  for (int r = 0; r < kRows; r++, factors += layout::kRowFactors) {
+    totals[r] = add_scaled<Store::kShifted>(totals[r], Form::load(work.c + r * 16), s, factors);
+    if (r % 4 == 3) settle();  // or compilers load all rows first, for which there are no registers
   }
 }
 
-// kTurn: groups multiplied at a time. Two hide more of the tiles' delay; one keeps less on its way to the cache, which with
-// many rows matters more, above all beside another thread on the same core.
-template <int kTurn, int kRows, class Store, class Form>
-void tile_strip(Work<Store, Form>& work) {
+template <int kRows, class Store, class Form>
+__attribute__((noinline)) void tile_strip(Work<Store, Form>& work) {
   const Strip& strip = *work.strip;
+  const uint8_t* x = strip.job.values + strip.place(strip.first) * Form::kChunkBytes;
+  const float* factors = strip.factors(strip.first);
   __m512 totals[kRows];
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; r++) totals[r] = open_total(strip, r, work.tile);
-  int group = strip.first, turns = (strip.last - strip.first) / kTurn;
-  if (turns) widen_groups<kTurn>(work, group);
-  for (int t = 0; t < turns; t++, group += kTurn) {
-    multiply_groups<kTurn>(work, group);
-    if (t + 1 < turns) widen_groups<kTurn>(work, group + kTurn);
-    if (t) add_products<kTurn, kRows>(work, group - kTurn, totals);
-    keep_products<kTurn>(work);
+  widen_group(work, strip.first);
+  for (int group = strip.first; group < strip.last; group++, x += Form::kChunkBytes) {
+    multiply_group(work, group, x);
+    if (group + 1 < strip.last) widen_group(work, group + 1);
+    if (group > strip.first) add_product<kRows>(work, group - 1, factors, totals), factors += layout::kFactors;
+    keep_product(work);
   }
-  if (turns) add_products<kTurn, kRows>(work, group - kTurn, totals);
-  if (group < strip.last) {
-    widen_groups<1>(work, group);
-    multiply_groups<1>(work, group);
-    keep_products<1>(work);
-    add_products<1, kRows>(work, group, totals);
-  }
+  add_product<kRows>(work, strip.last - 1, factors, totals);
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; r++) close_total(strip, r, work.tile, totals[r]);
 }
@@ -189,13 +160,13 @@ void grouped(const Product& job) {
     for (int tile = 0; tile < 2; tile++) {
       work.start(strip, tile);
       if (strip.count <= 4)
-        tile_strip<2, 4>(work);
+        tile_strip<4>(work);
       else if (strip.count <= 8)
-        tile_strip<2, 8>(work);
+        tile_strip<8>(work);
       else if (strip.count <= 12)
-        tile_strip<1, 12>(work);
+        tile_strip<12>(work);
       else
-        tile_strip<1, 16>(work);
+        tile_strip<16>(work);
     }
   });
   _tile_release();
@@ -205,7 +176,7 @@ void grouped(const Product& job) {
 // the same bits sooner.
 template <class Store>
 void grouped_bytes(const Product& job) {
-  job.rows <= kFewRows ? by_rows<Store, QuadRows<Store>>(job) : grouped<Store, Quads<Store>>(job);
+  job.rows <= kFewRows ? by_quads<Store>(job) : grouped<Store, Quads<Store>>(job);
 }
 
 // bfloat16 weights: up to 32 rows, two chunks, of one block.

@@ -3,6 +3,7 @@
 
 #if defined(__AVX512BF16__) && defined(__AVX512VNNI__)
 
+#include "quads_avx512.h"
 #include "rounding_avx512.h"
 #include "rows_avx512.h"
 
@@ -38,12 +39,12 @@ void plain(const Product& job) {
 const LevelTable kTable = {round_bf16_rows,
                            round_byte_rows,
                            plain,
-                           by_rows<HalfGroups, PairRows<HalfGroups>>,
-                           by_rows<SuperGroups, PairRows<SuperGroups>>,
-                           by_rows<EightGroups<true>, PairRows<EightGroups<true>>>,
-                           by_rows<HalfGroups, QuadRows<HalfGroups>>,
-                           by_rows<SuperGroups, QuadRows<SuperGroups>>,
-                           by_rows<EightGroups<false>, QuadRows<EightGroups<false>>>};
+                           by_pairs<HalfGroups>,
+                           by_pairs<SuperGroups>,
+                           by_pairs<EightGroups<true>>,
+                           by_quads<HalfGroups>,
+                           by_quads<SuperGroups>,
+                           by_quads<EightGroups<false>>};
 
 }  // namespace
 

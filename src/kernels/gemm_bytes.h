@@ -45,7 +45,7 @@ struct ByteForm {
     Ints c[kCount] = {};
     multiply<kCount>(form.x + row * kRowBytes, lanes, c);
     for (int r = 0; r < kCount; r++)
-      add_scaled<Store, true>(__builtin_convertvector(c[r], Lanes), s, factors + r, totals + r * 32);
+      add_scaled<Store, true>(__builtin_convertvector(c[r], Lanes), s, factors + r * layout::kRowFactors, totals + r * 32);
   }
 };
 

@@ -105,9 +105,11 @@ struct StoreEight {
 template <class Store, bool kBytes>
 SLIPSTREAM_INLINE void add_scaled(Lanes product, const Scale& s, const float* factors, float* total) {
   Lanes sum = read<Lanes>(total);
-  if (kBytes) product = product * all(factors[0]);
-  sum = Store::kScaled ? SLIPSTREAM_MADD(product, s.d, sum) : sum + product;
-  if (Store::kShifted) sum = SLIPSTREAM_MADD(s.m, all(factors[16]), sum);
+  if (kBytes)
+    sum = SLIPSTREAM_MADD(product * s.d, all(factors[0]), sum);
+  else
+    sum = Store::kScaled ? SLIPSTREAM_MADD(product, s.d, sum) : sum + product;
+  if (Store::kShifted) sum = SLIPSTREAM_MADD(s.m, all(factors[1]), sum);
   std::memcpy(total, &sum, sizeof sum);
 }
 
@@ -144,7 +146,7 @@ struct FloatForm {
       }
     }
     for (int r = 0; r < kCount; r++)
-      add_scaled<Store, kBytes>(c[r][0] + c[r][1], s, factors + r, totals + r * 32);
+      add_scaled<Store, kBytes>(c[r][0] + c[r][1], s, factors + r * layout::kRowFactors, totals + r * 32);
   }
 };
 
@@ -167,11 +169,13 @@ SLIPSTREAM_INLINE void add_group(const Form& form, const uint8_t* start, int gro
     const Scale s = Store::scale(start, group, codes, column);
     int r = 0;
     for (; r + kTogether <= count; r += kTogether)
-      Form::template add<kTogether>(form, r, lanes, s, factors + r, totals + r * 32 + column);
+      Form::template add<kTogether>(form, r, lanes, s, factors + r * layout::kRowFactors, totals + r * 32 + column);
+    const float* left = factors + r * layout::kRowFactors;
+    float* sums = totals + r * 32 + column;
     switch (count - r) {  // no loop: a lone row wants its weights in registers, not widened beforehand
-      case 3: Form::template add<3>(form, r, lanes, s, factors + r, totals + r * 32 + column); break;
-      case 2: Form::template add<2>(form, r, lanes, s, factors + r, totals + r * 32 + column); break;
-      case 1: Form::template add<1>(form, r, lanes, s, factors + r, totals + r * 32 + column);
+      case 3: Form::template add<3>(form, r, lanes, s, left, sums); break;
+      case 2: Form::template add<2>(form, r, lanes, s, left, sums); break;
+      case 1: Form::template add<1>(form, r, lanes, s, left, sums);
     }
   }
 }

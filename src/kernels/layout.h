@@ -37,7 +37,9 @@ constexpr int kSuperGroup = kFourCodes + 64;
 // Prepared activations: bytes of one group of a chunk of 16 rows.
 constexpr int kBf16Rows = 16 * 32 * 2;
 constexpr int kByteRows = 16 * 32;
-constexpr int kFactors = 3 * 16;  // floats: scale, sum, and the sum of the 8-bit codes as int32
+constexpr int kRowFactors = 4;  // floats of one row, side by side: threads that prepare rows should share few lines
+constexpr int kFactors = kRowFactors * 16;
+constexpr int kStart = 0x4b400000;  // 1.5 * 2^23 as a float; with an integer added to its bits, that much more
 
 SLIPSTREAM_INLINE size_t super_offset(int group) {
   return static_cast<size_t>(group / kSuperGroups + 1) * kHeader + static_cast<size_t>(group) * kSuperGroup;

@@ -41,7 +41,7 @@ SLIPSTREAM_INLINE void round_bf16_group(const float* v, uint16_t* out, float* su
   *sum = sum32(rounded);
 }
 
-// factors: scale at [0], scale times the sum of the codes at [16], the sum of the codes at [32].
+// factors: scale, scale times the sum of the codes, and as int32 where sums of products with weights raised by 128 begin.
 SLIPSTREAM_INLINE void round_byte_group(const float* v, int8_t* out, float* factors) {
   float largest = 0, poison = 0;
   for (int i = 0; i < 32; i++) {
@@ -58,8 +58,9 @@ SLIPSTREAM_INLINE void round_byte_group(const float* v, int8_t* out, float* fact
   for (int q = 0; q < 8; q++)
     for (int b = 0; b < 4; b++) out[q * 4 + b] = static_cast<int8_t>(codes[q * 4 + layout::kQuad[b]]);
   factors[0] = scale;
-  factors[16] = scale * static_cast<float>(total);
-  std::memcpy(factors + 32, &total, sizeof total);
+  factors[1] = scale * static_cast<float>(total);
+  const int32_t start = layout::kStart - 128 * total;
+  std::memcpy(factors + 2, &start, sizeof start);
 }
 
 template <bool kBytes>
@@ -69,12 +70,12 @@ SLIPSTREAM_INLINE void round_tasks(const Rounding& job) {
     size_t place = static_cast<size_t>(row / 16) * job.groups + group;
     float v[32];
     read_group(job.x + static_cast<size_t>(local) * job.stride, job.cols, group, v);
-    float* factors = job.factors + place * layout::kFactors + row % 16;
+    float* factors = job.factors + place * layout::kFactors + row % 16 * layout::kRowFactors;
     if (kBytes)
       round_byte_group(v, reinterpret_cast<int8_t*>(job.values + place * layout::kByteRows) + row % 16 * 32, factors);
     else
       round_bf16_group(v, reinterpret_cast<uint16_t*>(job.values + place * layout::kBf16Rows) + row % 16 * 32,
-                       factors + 16);
+                       factors + 1);
   }
 }
 

@@ -47,7 +47,7 @@ SLIPSTREAM_INLINE void round_bf16_group(const Halves& v, uint16_t* out, float* f
   __m512i low = to_bf16(v.low), high = to_bf16(v.high);
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), _mm512_cvtepi32_epi16(_mm512_srli_epi32(low, 16)));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + 16), _mm512_cvtepi32_epi16(_mm512_srli_epi32(high, 16)));
-  factors[16] = sum32(_mm512_castsi512_ps(low), _mm512_castsi512_ps(high));
+  factors[1] = sum32(_mm512_castsi512_ps(low), _mm512_castsi512_ps(high));
 }
 
 SLIPSTREAM_INLINE void round_byte_group(const Halves& v, int8_t* out, float* factors) {
@@ -67,8 +67,9 @@ SLIPSTREAM_INLINE void round_byte_group(const Halves& v, int8_t* out, float* fac
   _mm_storeu_si128(to + 1, _mm_shuffle_epi8(_mm512_cvtepi32_epi8(b), order));
   const float scale = usable ? largest / 127 : finite ? 0.0f : __builtin_nanf("");
   factors[0] = scale;
-  factors[16] = scale * static_cast<float>(total);
-  std::memcpy(factors + 32, &total, sizeof total);
+  factors[1] = scale * static_cast<float>(total);
+  const int32_t start = layout::kStart - 128 * total;
+  std::memcpy(factors + 2, &start, sizeof start);
 }
 
 template <bool kBytes>
@@ -78,7 +79,7 @@ SLIPSTREAM_INLINE void round_tasks(const Rounding& job) {
     const int row = job.row + local;
     const size_t place = static_cast<size_t>(row / 16) * job.groups + group;
     const Halves v = read_group(job.x + static_cast<size_t>(local) * job.stride, job.cols, group);
-    float* factors = job.factors + place * layout::kFactors + row % 16;
+    float* factors = job.factors + place * layout::kFactors + row % 16 * layout::kRowFactors;
     uint8_t* values = job.values + place * (kBytes ? layout::kByteRows : layout::kBf16Rows);
     if (kBytes)
       round_byte_group(v, reinterpret_cast<int8_t*>(values) + row % 16 * 32, factors);

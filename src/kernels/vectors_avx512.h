@@ -29,6 +29,13 @@ SLIPSTREAM_INLINE void fetch(const uint8_t*& stream) {
   stream += kLines * 64;
 }
 
+// Four bytes in every lane.
+SLIPSTREAM_INLINE __m512i spread(const void* four) {
+  int32_t word;
+  std::memcpy(&word, four, 4);
+  return _mm512_set1_epi32(word);
+}
+
 // d and m of 16 columns of one group.
 struct Scale {
   __m512 d, m;
@@ -138,18 +145,23 @@ SLIPSTREAM_INLINE void widen_bytes(const uint8_t* codes, uint8_t* quads) {
   }
 }
 
-// total += product * d + sum * m, for 16 columns of one row.
+// total += sum * m, for 16 columns of one row.
 template <bool kShifted>
-SLIPSTREAM_INLINE __m512 add_scaled(__m512 total, __m512 product, const Scale& s, const float* factors) {
-  total = _mm512_fmadd_ps(product, s.d, total);
-  return kShifted ? _mm512_fmadd_ps(_mm512_set1_ps(factors[16]), s.m, total) : total;
+SLIPSTREAM_INLINE __m512 add_shift(__m512 total, const Scale& s, const float* factors) {
+  return kShifted ? _mm512_fmadd_ps(_mm512_set1_ps(factors[1]), s.m, total) : total;
 }
 
-// The same for a product of 8-bit numbers.
+// total += product * d + sum * m.
+template <bool kShifted>
+SLIPSTREAM_INLINE __m512 add_scaled(__m512 total, __m512 product, const Scale& s, const float* factors) {
+  return add_shift<kShifted>(_mm512_fmadd_ps(product, s.d, total), s, factors);
+}
+
+// The same for a product of 8-bit numbers: d, then the scale of the row.
 template <bool kShifted>
 SLIPSTREAM_INLINE __m512 add_scaled(__m512 total, __m512i product, const Scale& s, const float* factors) {
-  __m512 real = _mm512_mul_ps(_mm512_cvtepi32_ps(product), _mm512_set1_ps(factors[0]));
-  return add_scaled<kShifted>(total, real, s, factors);
+  const __m512 real = _mm512_mul_ps(_mm512_cvtepi32_ps(product), s.d);
+  return add_shift<kShifted>(_mm512_fmadd_ps(real, _mm512_set1_ps(factors[0]), total), s, factors);
 }
 
 // Groups are worked through in strips, so that the activations of a strip stay in the first-level cache while all blocks
@@ -162,7 +174,9 @@ struct Strip {
   const uint8_t* next;   // first of the codes to fetch meanwhile
   int index, first, last, row, count;  // block; groups first..last; up to 16 rows from `row`
   size_t place(int group) const { return static_cast<size_t>(row / 16) * job.groups + group; }
-  const float* factors(int group) const { return job.factors + place(group) * layout::kFactors; }
+  const float* factors(int group, int r = 0) const {
+    return job.factors + place(group) * layout::kFactors + r * layout::kRowFactors;
+  }
   float* y(int tile) const { return job.y + static_cast<size_t>(row) * job.stride + index * 32 + tile * 16; }
   // the columns of a tile that exist
   __mmask16 mask(int tile) const {
