@@ -44,6 +44,7 @@ def decode(prompt: int, tokens: int, temperature: float = 0.0, chance: float = 0
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_short_answer_to_a_long_prompt_is_written_without_it(temperature):
     assert decode(1000, 40, temperature)[0] == [], "reading takes 25 plain rounds: no more than 20 could be saved"
+    assert decode(1000, 150, temperature)[0] == [], "nor when it has waited long enough, but little is left"
     assert decode(1000, 600, temperature)[0] != []
 
 

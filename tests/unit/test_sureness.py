@@ -142,17 +142,7 @@ WHO = {"copied": 0, "free": 1, "hard": -1}
 
 def test_long_matches_are_copied_free_text_is_drafted_and_hard_text_left_alone():
     """One request whose text changes: who drafts follows, and whoever was left alone comes back."""
-    at = {"kind": "free", "round": 0}
-
-    def look(row, n):
-        strength = TEXTS[at["kind"]][0]
-        return ([0] * n, strength) if strength else ([], 0)
-
-    profile = profile_of(REAL, {"lookup": 1e-5, "toy": 0.0235})
-    arms = [Arm("lookup", 10, look=look), Arm("toy", MOST, steer=lambda go_on: None)]
-    made = AdaptiveBudget(arms, profile, clock=lambda: 0.0)
-    row = Sequence(1, [0, 0], 1, SamplingParams(), seed=1)
-    row.cached = 64
+    made, row, at = _changing()
     chosen: dict[str, list[int]] = {}
     back: list[int] = []
     for kind in ("free", "copied", "hard", "free", "copied"):
@@ -161,6 +151,31 @@ def test_long_matches_are_copied_free_text_is_drafted_and_hard_text_left_alone()
         back.append(next(k for k in range(120) if turns[k : k + 3] == [WHO[kind]] * 3))
     assert all(count > 30 for counts in chosen.values() for count in counts), chosen
     assert max(back) < 36, "rounds until it is left alone, or taken up again"
+
+
+def test_a_copied_passage_does_not_spoil_the_rounds_after_it():
+    """It goes by at six times plain speed; what comes after cannot, and is drafted for all the same."""
+    made, row, at = _changing()
+    for _ in range(120):
+        _turn(made, row, at, "copied")
+    assert made._rows[row].gain() > 4
+    turns = [_turn(made, row, at, "free") for _ in range(20)]
+    assert turns.count(1) >= 17, turns
+
+
+def _changing():
+    """A controller of lookup and a draft model, a row, and the kind of text it is at."""
+    at = {"kind": "free", "round": 0}
+
+    def look(row, n):
+        strength = TEXTS[at["kind"]][0]
+        return ([0] * n, strength) if strength else ([], 0)
+
+    profile = profile_of(REAL, {"lookup": 1e-5, "toy": 0.0235})
+    arms = [Arm("lookup", 10, look=look), Arm("toy", MOST, steer=lambda go_on: None)]
+    row = Sequence(1, [0, 0], 1, SamplingParams(), seed=1)
+    row.cached = 64
+    return AdaptiveBudget(arms, profile, clock=lambda: 0.0), row, at
 
 
 def _turn(made, row, at, kind):
