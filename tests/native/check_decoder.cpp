@@ -30,6 +30,7 @@ std::vector<float> run(TinyDecoder& tiny, Cache& cache, std::vector<int> slots, 
                        std::vector<int> parents = {}) {
   std::vector<float> logits(tokens.size() * kVocab);
   Pass pass;
+  pass.counts.assign(slots.size(), static_cast<int>(tokens.size() / slots.size()));  // rows of a pass are alike here
   pass.tokens = std::move(tokens);
   pass.slots = std::move(slots);
   pass.starts = std::move(starts);
