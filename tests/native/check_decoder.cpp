@@ -34,7 +34,6 @@ std::vector<float> run(TinyDecoder& tiny, Cache& cache, std::vector<int> slots, 
   pass.tokens = std::move(tokens);
   pass.slots = std::move(slots);
   pass.starts = std::move(starts);
-  pass.counts.assign(pass.slots.size(), static_cast<int>(pass.tokens.size() / pass.slots.size()));  // all alike here
   pass.parents = std::move(parents);
   pass.angles = {tiny.angles()};
   pass.logits = logits.data();
