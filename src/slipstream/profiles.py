@@ -107,7 +107,8 @@ def _measured(opened: Opened, parts: Seq[Part], rule: VerifyRule, rows: int) -> 
     new = [part for part in parts if found is None or _unknown(part, found)]
     if found is not None and rows in found.passes and not new:
         return found, False
-    print(f"{opened.name}: measuring what rounds cost here, once: some seconds", file=sys.stderr)  # noqa: T201
+    if sys.stderr.isatty():  # for who waits; a script's errors stay one line
+        print(f"{opened.name}: measuring what rounds cost here, once: some seconds", file=sys.stderr)  # noqa: T201
     if found is None:
         found = opened.profile = measure_target(opened.target, rule)
     if rows not in found.passes:

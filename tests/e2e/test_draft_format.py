@@ -70,10 +70,12 @@ def test_q_is_the_law_of_the_logits_that_were_used(form, model):
     draft = drafter.propose([row], [3], RequestRngs([row]))
     text = [*row.tokens, *draft.tokens[0, 1:].tolist()]
     assert draft.q is not None
+    asked = len(row.tokens) - 1  # what is read as a prompt; the last token is decoded
     for depth in range(3):
         fed = text[: len(row.tokens) + depth]
         again.release(0)
-        logits, _ = again.nodes([0], torch.tensor([fed]))
+        again.extend(0, fed[:asked], prompt=True)
+        logits, _ = again.nodes([0], torch.tensor([fed[asked:]]))
         wanted = draft_law([row], [fed], fit_vocab(logits[:, -1].float(), vocab, logits=True))
         assert torch.equal(draft.q[:, depth], wanted)
 

@@ -116,7 +116,7 @@ def test_a_profile_is_measured_once_and_kept(tmp_path, monkeypatch, capsys):
     first = LLM(str(folder), "lookup", dtype="float32", max_rows=2)
     (file,) = kept.iterdir()
     stored = file.read_text()
-    assert "measuring what rounds cost" in capsys.readouterr().err
+    assert capsys.readouterr().err == "", "errors of a script are one line; who looks is told"
     second = LLM(str(folder), "lookup", dtype="float32", max_rows=2)
     assert file.read_text() == stored
     assert capsys.readouterr().err == ""
@@ -128,6 +128,17 @@ def test_a_profile_is_measured_once_and_kept(tmp_path, monkeypatch, capsys):
     mixed = third.with_drafter(f"lookup+draft_model:{folder}")
     assert mixed.drafter == "lookup+draft_model"
     assert len(json.loads(file.read_text())["profile"]["drafts"]) == 2
+
+
+def test_who_looks_on_is_told_that_costs_are_measured(tmp_path, monkeypatch, capsys):
+    from slipstream import LLM, profiles
+    from tiny_model import make_model
+
+    monkeypatch.setattr(profiles, "profiles_dir", lambda: tmp_path / "profiles")
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    make_model(tmp_path)
+    LLM(str(tmp_path), "lookup", dtype="float32")
+    assert "measuring what rounds cost" in capsys.readouterr().err
 
 
 def test_what_costs_depend_on_is_the_key(tmp_path):
