@@ -27,6 +27,17 @@ def _own_profiles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def same_kernels_after() -> Iterator[None]:
+    """The level and the threads that a test sets on the CPU kernels are gone when it ends."""
+    from slipstream import kernels
+
+    level, threads = kernels.level(), kernels.threads()
+    yield
+    kernels.set_level(level)
+    kernels.set_threads(threads)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that need what this machine lacks are skipped, and say what it was."""
     import torch

@@ -129,7 +129,10 @@ void Workspace::reserve(const DecoderShape& s, int rows, int nodes, int count, R
   inner.reserve(r * std::max(queries, s.mlp));
   input.reserve(rows, std::max(queries, s.hidden));
   gated.reserve(rows, s.mlp);
-  if (static_cast<int>(threads.size()) < count) threads.resize(count), gated_columns.resize(count);
+  if (static_cast<int>(threads.size()) < count) {
+    threads.resize(count);
+    gated_columns.resize(count);
+  }
   const size_t own = s.hidden + 16 + attention_scratch(s.head_dim, nodes);
   for (Buffer& buffer : threads) buffer.reserve(own * sizeof(float));
   for (Buffer& buffer : gated_columns) buffer.reserve(role == Role::prompt ? r * 2 * kGatedGroups * kGroup : 0);

@@ -12,6 +12,7 @@
 
 #include "quads_avx512.h"
 #include "rounding_avx512.h"
+#include "tiles_amx.h"
 
 namespace slipstream {
 namespace {
@@ -20,30 +21,19 @@ constexpr int kFewRows = 8;  // rows that dot products of bytes serve faster tha
 
 // Tiles 0-3: sums, 4 and 5: activations, 6 and 7: weights. Scaled kinds use the first of each; bfloat16 weights, two
 // column halves (6, 7) by two chunks of rows (4, 5).
-struct alignas(64) TileShapes {
-  uint8_t palette = 1, start = 0, reserved[14] = {};
-  uint16_t bytes[16] = {};
-  uint8_t rows[16] = {};
-};
-
+//
 // Shapes for `count` rows; `depth`: vectors of one group of weights (16 pairs or 8 quads). Up to 16 rows all products
 // have as many; above, the second pair of products is for the second chunk.
 void load_shapes(int count, int depth) {
   TileShapes shapes;
   int rows[2] = {count < 16 ? count : 16, count > 16 ? count - 16 : count};
-  for (int t = 0; t < 8; t++) shapes.bytes[t] = 64;
   for (int chunk = 0; chunk < 2; chunk++) {
     shapes.rows[2 * chunk] = shapes.rows[2 * chunk + 1] = shapes.rows[4 + chunk] = static_cast<uint8_t>(rows[chunk]);
     shapes.bytes[4 + chunk] = static_cast<uint16_t>(depth * 4);
     shapes.rows[6 + chunk] = static_cast<uint8_t>(depth);
   }
-  // the intrinsic does not say that it reads the whole struct, and compilers drop the stores above
-  asm volatile("" : : "r"(&shapes) : "memory");
-  _tile_loadconfig(&shapes);
+  load_shapes(shapes);
 }
-
-// The tile intrinsics do not tell the compiler that they read and write memory.
-SLIPSTREAM_INLINE void settle() { asm volatile("" : : : "memory"); }
 
 // Weights in groups with scales; activations in bfloat16.
 template <class Store>

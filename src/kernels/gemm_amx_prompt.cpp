@@ -8,6 +8,7 @@
 
 #if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AVX512BF16__)
 
+#include "tiles_amx.h"
 #include "vectors_avx512.h"
 
 namespace slipstream {
@@ -15,23 +16,6 @@ namespace {
 
 constexpr int kRowsAtOnce = 256;  // whose activations of a strip stay in the cache
 constexpr int kPairs = 1024;      // bytes of a group of 16 columns in pairs
-
-// All tiles are whole: rows that a chunk lacks are multiplied with whatever lies there and never written out.
-struct alignas(64) WholeTiles {
-  uint8_t palette = 1, start = 0, reserved[14] = {};
-  uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-};
-
-void load_whole_tiles() {
-  WholeTiles shapes;
-  // the intrinsic does not say that it reads the whole struct, and compilers drop the stores above
-  asm volatile("" : : "r"(&shapes) : "memory");
-  _tile_loadconfig(&shapes);
-}
-
-// The tile intrinsics do not tell the compiler that they read and write memory.
-SLIPSTREAM_INLINE void settle() { asm volatile("" : : : "memory"); }
 
 // Even and odd inputs of 16 columns as pairs of bfloat16, to the nearest; halfway, away from zero.
 SLIPSTREAM_INLINE __m512i pairs_of(__m512 even, __m512 odd) {
@@ -58,16 +42,13 @@ SLIPSTREAM_INLINE void round_four(const uint8_t* codes, const Scale& s, uint8_t*
 
 // The same from 8-bit codes, whose scales undo the factor that a byte at the top of its lane gets (widen_eight).
 SLIPSTREAM_INLINE void round_eight(const uint8_t* codes, const Scale& s, uint8_t* pairs) {
-  __m512i top[4];  // for each byte of a lane: where it goes; 0x80 clears
-  for (int b = 0; b < 4; b++)
-    top[b] = _mm512_set4_epi32(0x0c808080 + b * 0x01000000, 0x08808080 + b * 0x01000000, 0x04808080 + b * 0x01000000,
-                               0x00808080 + b * 0x01000000);
+  const TopBytes top = top_bytes();
 #pragma GCC unroll 8
   for (int r = 0; r < 8; r++) {
     const __m512i lane = _mm512_load_si512(codes + r * 64);
     __m512 value[4];  // by byte: input 4 * r + layout::kQuad[b]
 #pragma GCC unroll 4
-    for (int b = 0; b < 4; b++) value[b] = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_shuffle_epi8(lane, top[b])), s.d);
+    for (int b = 0; b < 4; b++) value[b] = _mm512_mul_ps(raised(lane, top, b), s.d);
     _mm512_store_si512(pairs + 2 * r * 64, pairs_of(value[0], value[2]));
     _mm512_store_si512(pairs + (2 * r + 1) * 64, pairs_of(value[1], value[3]));
   }
@@ -210,7 +191,7 @@ void multiply_blocks(const Product& job, int first, int last, int row, int count
 template <class Store>
 void product(const Product& job) {
   if (job.first >= job.last) return;
-  load_whole_tiles();
+  load_shapes(TileShapes());  // whole: rows that a chunk lacks are multiplied with whatever lies there, never written out
   for (int row = 0; row < job.rows; row += kRowsAtOnce) {
     const int count = job.rows - row < kRowsAtOnce ? job.rows - row : kRowsAtOnce;
     for (int first = 0; first < job.groups; first += kStrip)

@@ -39,7 +39,8 @@ constexpr int kBf16Rows = 16 * 32 * 2;
 constexpr int kByteRows = 16 * 32;
 constexpr int kRowFactors = 4;  // floats of one row, side by side: threads that prepare rows should share few lines
 constexpr int kFactors = kRowFactors * 16;
-constexpr int kStart = 0x4b400000;  // 1.5 * 2^23 as a float; with an integer added to its bits, that much more
+constexpr float kStartValue = 12582912.0f;  // 1.5 * 2^23
+constexpr int kStart = 0x4b400000;  // its bits; with an integer added to them, that much more
 
 SLIPSTREAM_INLINE size_t super_offset(int group) {
   return static_cast<size_t>(group / kSuperGroups + 1) * kHeader + static_cast<size_t>(group) * kSuperGroup;

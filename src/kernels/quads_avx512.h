@@ -53,7 +53,7 @@ SLIPSTREAM_INLINE void add_quads(const uint8_t* codes, const Scale* s, const uin
     }
   }
   for (int t = 0; t < kTiles; t++) {
-    const __m512 back = _mm512_mul_ps(s[t].d, _mm512_set1_ps(-12582912.0f));  // the number of layout::kStart
+    const __m512 back = _mm512_mul_ps(s[t].d, _mm512_set1_ps(-layout::kStartValue));
 #pragma GCC unroll 12
     for (int r = 0; r < kCount; r++) {
       __m512& total = totals[r * kTiles + t];

@@ -110,20 +110,36 @@ SLIPSTREAM_INLINE void widen_four(const uint8_t* codes, uint8_t* pairs) {
   }
 }
 
+// For each byte of a lane: a shuffle that moves it to the top, with zeros below (0x80 clears).
+struct TopBytes {
+  __m512i at[4];
+};
+
+SLIPSTREAM_INLINE TopBytes top_bytes() {
+  TopBytes top;
+  for (int b = 0; b < 4; b++)
+    top.at[b] = _mm512_set4_epi32(0x0c808080 + b * 0x01000000, 0x08808080 + b * 0x01000000, 0x04808080 + b * 0x01000000,
+                                  0x00808080 + b * 0x01000000);
+  return top;
+}
+
+// Byte b of each lane, signed, times 2^24.
+SLIPSTREAM_INLINE __m512 raised(__m512i lane, const TopBytes& top, int b) {
+  return _mm512_cvtepi32_ps(_mm512_shuffle_epi8(lane, top.at[b]));
+}
+
 // 8-bit codes times 2^24 as bfloat16 pairs: 16 vectors of a tile. A byte moved to the top of its lane, with zeros below,
 // converts without being sign-extended first; small integers are exact, so rounding is dropping low bits.
 SLIPSTREAM_INLINE void widen_eight(const uint8_t* codes, uint8_t* pairs) {
   const int high = static_cast<int>(0xffff0000u);
-  __m512i top[4];  // for each byte of a lane: where it goes; 0x80 clears
-  for (int b = 0; b < 4; b++) top[b] = _mm512_set4_epi32(0x0c808080 + b * 0x01000000, 0x08808080 + b * 0x01000000,
-                                                         0x04808080 + b * 0x01000000, 0x00808080 + b * 0x01000000);
+  const TopBytes top = top_bytes();
 #pragma GCC unroll 8
   for (int r = 0; r < 8; r++) {
     __m512i lane = _mm512_load_si512(codes + r * 64);
     __m512i number[4];
 #pragma GCC unroll 4
     for (int b = 0; b < 4; b++)
-      number[b] = _mm512_castps_si512(_mm512_cvtepi32_ps(_mm512_shuffle_epi8(lane, top[b])));
+      number[b] = _mm512_castps_si512(raised(lane, top, b));
 #pragma GCC unroll 2
     for (int b = 0; b < 2; b++) {  // bytes 0 and 2 are neighbours, then 1 and 3
       constexpr int kOrOfAnd = 0xf8;  // a | (b & c)

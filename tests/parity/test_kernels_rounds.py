@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from slipstream.nets.decoder import CachedDecoder
 from slipstream.targets.native import NativeTarget
 from slipstream.types import Draft, RequestError
 
-pytestmark = needs_kernels
+pytestmark = [needs_kernels, pytest.mark.usefixtures("same_kernels_after")]
 FAMILIES = ["llama", "mistral_sliding", "gemma3", "smollm3"]
 FORMATS = ["none", "int4", "int8", "w8a8"]
 FOUR = "int4"  # where a prompt is read in an arithmetic of its own
@@ -25,14 +24,6 @@ FOUR = "int4"  # where a prompt is read in an arithmetic of its own
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: rounded(name, tmp_path_factory.mktemp(name)) for name in FAMILIES}
-
-
-@pytest.fixture(autouse=True)
-def _same_machine_after() -> Iterator[None]:
-    level, threads = kernels.level(), kernels.threads()
-    yield
-    kernels.set_level(level)
-    kernels.set_threads(threads)
 
 
 def one_by_one(decoder: CachedDecoder, ids: list[int]) -> torch.Tensor:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -25,15 +24,12 @@ BLOCK = {"Q4_0": (32, 18), "Q4_1": (32, 20), "Q4_K": (256, 144), "Q8_0": (32, 34
 
 
 @pytest.fixture(params=LEVELS)
-def level(request: pytest.FixtureRequest) -> Iterator[str]:
+def level(request: pytest.FixtureRequest, same_kernels_after: None) -> str:
     if request.param not in kernels.levels():
         pytest.skip(f"this machine lacks the level {request.param}")
-    before, threads = kernels.level(), kernels.threads()
     kernels.set_level(request.param)
     kernels.set_threads(2)
-    yield request.param
-    kernels.set_level(before)
-    kernels.set_threads(threads)
+    return str(request.param)
 
 
 def rows(count: int, cols: int, seed: int = 0) -> Tensor:

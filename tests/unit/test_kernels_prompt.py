@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
@@ -16,16 +14,10 @@ if not kernels.available():
 
 from slipstream.kernels.linear import KINDS, Linear, pack_gguf, unpack
 
+pytestmark = pytest.mark.usefixtures("same_kernels_after")
+
 LEVELS = ("amx", "avx512", "avxvnni", "avx2", "dotprod", "neon", "portable")
 SHAPES = ((1, 1), (33, 50), (70, 96), (128, 576), (32, 1025), (40, 3330))  # the last: three strips of groups
-
-
-@pytest.fixture(autouse=True)
-def _same_machine_after() -> Iterator[None]:
-    level, threads = kernels.level(), kernels.threads()
-    yield
-    kernels.set_level(level)
-    kernels.set_threads(threads)
 
 
 @pytest.fixture

@@ -177,16 +177,16 @@ class AdaptiveBudget:
         load = 1 if own.free else self.options.assumed_rows
         plain, lists = self._seconds(own, row.cached, load)
         rate = own.gain() * load / plain
-        self._hold_back(own, row, self._expected(own, lists), plain, rate)
+        self._hold_back(own, row, lists, plain, rate)
         own.plan = plan_row(own.offers, self._expected(own, lists), plain, rate)
         return self._open_ended(own, self._curious(own, plain, lists, rate), lists, rate)
 
-    def _hold_back(self, own: Own, row: Sequence, seconds: list[list[float]], plain: float, rate: float) -> None:
+    def _hold_back(self, own: Own, row: Sequence, lists: list[list[float]], plain: float, rate: float) -> None:
         unread = [arm.unread(row) if arm.unread is not None else 0 for arm in self.arms]
         prices = {i: n * self._prices.reading(i, _kind(own.greedy)) / plain for i, n in enumerate(unread) if n > GLANCE}
         own.unread = prices
         if prices:
-            hold_back(own, prices, left_to_write(row), seconds, plain, rate)
+            hold_back(own, prices, left_to_write(row), self._expected(own, lists), plain, rate)
 
     def _seconds(self, own: Own, context: int, load: int) -> tuple[float, list[list[float]]]:
         kind = _kind(own.greedy)
@@ -217,7 +217,7 @@ class AdaptiveBudget:
         gain = sum(own.gain() for own in owns)
         for b in free:
             plain, lists = self._seconds(owns[b], context, load)
-            self._hold_back(owns[b], rows[b], self._expected(owns[b], lists), plain, gain / plain)
+            self._hold_back(owns[b], rows[b], lists, plain, gain / plain)
             wish = plan_row(owns[b].offers, self._expected(owns[b], lists), plain, gain / plain)
             shares.append(Share(wish.arm, owns[b].offers[wish.arm].survival[: wish.length] if wish.length else []))
             prices.append((plain, lists))
