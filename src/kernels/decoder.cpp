@@ -33,7 +33,8 @@ void check(const std::vector<float>& norm, int size, bool optional, const char* 
 void multiply_all(const Projection& head, const Input& input, int rows, float* out, int stride, Slice slice) {
   int at = 0;
   for (const auto& part : head.parts) {
-    multiply(*part, input, rows, out + at, stride, slice);
+    for (Tasks tasks(part->blocks(), 1, slice); tasks.next();)
+      multiply_blocks(*part, input, rows, out + at, stride, tasks.now());
     at += part->out;
   }
 }
@@ -135,7 +136,7 @@ void Workspace::reserve(const DecoderShape& s, int rows, int nodes, int count, R
   }
   const size_t own = s.hidden + 16 + attention_scratch(s.head_dim, nodes);
   for (Buffer& buffer : threads) buffer.reserve(own * sizeof(float));
-  for (Buffer& buffer : gated_columns) buffer.reserve(role == Role::prompt ? r * 2 * kGatedGroups * kGroup : 0);
+  for (Buffer& buffer : gated_columns) buffer.reserve(role == Role::prompt ? r * 2 * kPromptBlocks * kGroup : 0);
 }
 
 }  // namespace slipstream

@@ -14,7 +14,7 @@ constexpr int kTasksForEach = 4;  // tasks of attention for each thread that sha
 Forward::Forward(const Decoder& decoder, const Pass& pass, Cache& cache, Workspace& work, int first, int rows)
     : decoder_(decoder), shape_(decoder.shape()), pass_(pass), cache_(cache), work_(work), ops_(row_ops()),
       pool_(Pool::instance()), first_(first), rows_(rows), wide_(std::max(shape_.qkv(), 2 * shape_.mlp)),
-      states_wanted_(pass.logits != nullptr) {
+      states_wanted_(pass.logits != nullptr), least_(pass.role == Role::prompt ? kPromptBlocks : 1) {
   const int layers = static_cast<int>(decoder.layers().size());
   for (const auto& [index, out] : pass.taps) states_wanted_ |= index < 0 || index == layers;
   place_rows();
@@ -48,27 +48,25 @@ void Forward::place_row(int row, int sequence, int begin, int node) {
   sights_[row] = {end, run ? end : start, run ? nullptr : path.data()};
 }
 
+// Query heads of a key head stay together; where that leaves threads without work, each gets its part of the heads.
 void Forward::share_attention() {
-  for (int row = 0, count; row < rows_; row += count) {
-    count = 1;
-    while (count < kTaskRows && row + count < rows_ && slots_[row + count] == slots_[row]) count++;
-    share_heads(row, count);
-  }
+  const int tasks = (rows_ + kTaskRows - 1) / kTaskRows * shape_.kv_heads;
+  const int parts = tasks < kTasksForEach * pool_.threads() ? pool_.threads() : 1;
+  for (int part = 0; part < parts; part++)
+    for (int row = 0, count; row < rows_; row += count) {
+      count = 1;
+      while (count < kTaskRows && row + count < rows_ && slots_[row + count] == slots_[row]) count++;
+      share_heads(row, count, share(shape_.heads, {part, parts}));
+    }
 }
 
-// Query heads of a key head stay together; where that leaves threads without work, each gets its part of the heads.
-void Forward::share_heads(int row, int count) {
-  const int threads = pool_.threads(), groups = shape_.heads / shape_.kv_heads;
-  const int tasks = (rows_ + kTaskRows - 1) / kTaskRows * shape_.kv_heads;
-  const int parts = tasks < kTasksForEach * threads ? threads : 1;
-  for (int part = 0; part < parts; part++) {
-    const Range mine = share(shape_.heads, {part, parts});
-    for (int head = mine.begin, heads; head < mine.end; head += heads) {
-      heads = std::min({mine.end - head, groups - head % groups, kTaskHeads});
-      const int begin = head * shape_.head_dim, end = begin + heads * shape_.head_dim;
-      whole_groups_ &= begin % kGroup == 0 && (end % kGroup == 0 || head + heads == shape_.heads);
-      shares_.push_back({row, count, head / groups, head, heads, parts > 1 ? part : -1});
-    }
+void Forward::share_heads(int row, int count, Range mine) {
+  const int groups = shape_.heads / shape_.kv_heads;
+  for (int head = mine.begin, heads; head < mine.end; head += heads) {
+    heads = std::min({mine.end - head, groups - head % groups, kTaskHeads});
+    const int begin = head * shape_.head_dim, end = begin + heads * shape_.head_dim;
+    whole_groups_ &= begin % kGroup == 0 && (end % kGroup == 0 || head + heads == shape_.heads);
+    shares_.push_back({row, count, head / groups, head, heads});
   }
 }
 
@@ -114,8 +112,8 @@ void Forward::add_branch(const std::vector<float>& norm, int row, Slice slice) {
 void Forward::project(const Projection& projection, const Input& input, float* y, int stride, Slice slice) {
   int at = 0;
   for (const auto& part : projection.parts) {
-    const Range mine = share(part->blocks(), slice);
-    (pass_.role == Role::prompt ? multiply_prompt : multiply_blocks)(*part, input, rows_, y + at, stride, mine);
+    for (Tasks tasks(part->blocks(), least_, slice); tasks.next();)
+      (pass_.role == Role::prompt ? multiply_prompt : multiply_blocks)(*part, input, rows_, y + at, stride, tasks.now());
     at += part->out;
   }
   sync();
@@ -147,10 +145,8 @@ void Forward::rotate_and_cache(int index, Slice slice) {
 void Forward::attend(int index, Slice slice) {
   const Layer& w = decoder_.layers()[index];
   const int cols = shape_.heads * shape_.head_dim, shares = static_cast<int>(shares_.size());
-  for (int i = 0; i < shares; i++) {
-    const Share& part = shares_[i];
-    if ((part.thread < 0 ? i % slice.count : part.thread) == slice.index) attend_share(part, w, index, slice);
-  }
+  for (Tasks tasks(shares, 1, slice); tasks.next();)
+    for (int i = tasks.now().begin; i < tasks.now().end; i++) attend_share(shares_[i], w, index, slice);
   sync();
   if (!whole_groups_) {
     prepare(form(w.out), inner(0, cols), cols, rows_, cols, work_.input, slice);
@@ -196,42 +192,47 @@ void Forward::feed(int index, Slice slice) {
   if (pass_.role == Role::prompt && shape_.mlp % kColumns == 0)
     read_gated(w, slice);
   else
-    gate(form(w.down), multiply_gated(w.gate_up, slice));
+    multiply_gated(w, slice);
   sync();
   project(w.down, work_.gated, branch(0), shape_.hidden, slice);
 }
 
-// Multiplies and returns the groups of columns that this thread gates. Where blocks end with the gates, they are those
-// it has multiplied itself, and nobody waits.
-Range Forward::multiply_gated(const Projection& projection, Slice slice) {
-  const Range mine = share((shape_.mlp + kGroup - 1) / kGroup, slice);
-  if (shape_.mlp % kColumns) {
-    project(projection, work_.input, projected(0), wide_, slice);
-    return mine;
-  }
-  const bool one = projection.parts.size() == 1;
+// Gates columns as soon as they are multiplied, where blocks end with the gates.
+void Forward::multiply_gated(const Layer& w, Slice slice) {
+  const auto& parts = w.gate_up.parts;
+  const bool apart = shape_.mlp % kColumns;
+  if (apart) project(w.gate_up, work_.input, projected(0), wide_, slice);
+  const bool one = parts.size() == 1;
   const int ups = one ? shape_.mlp / kColumns : 0;  // block of the first column that is multiplied with a gate
   float* up = projected(0) + (one ? 0 : shape_.mlp);
-  multiply_blocks(*projection.parts.front(), work_.input, rows_, projected(0), wide_, mine);
-  multiply_blocks(*projection.parts.back(), work_.input, rows_, up, wide_, {ups + mine.begin, ups + mine.end});
-  return mine;
+  for (Tasks tasks((shape_.mlp + kGroup - 1) / kGroup, 1, slice); tasks.next();) {
+    const Range now = tasks.now();
+    if (!apart) {
+      multiply_blocks(*parts.front(), work_.input, rows_, projected(0), wide_, now);
+      multiply_blocks(*parts.back(), work_.input, rows_, up, wide_, {ups + now.begin, ups + now.end});
+    }
+    gate(form(w.down), now);
+  }
 }
 
 // Multiplies and gates a few columns at a time, in memory that stays in the cache.
 void Forward::read_gated(const Layer& w, Slice slice) {
+  const int groups = shape_.mlp / kGroup;
+  for (Tasks tasks((groups + kPromptBlocks - 1) / kPromptBlocks, 1, slice); tasks.next();)
+    for (int piece = tasks.now().begin; piece < tasks.now().end; piece++)
+      read_piece(w, {piece * kPromptBlocks, std::min((piece + 1) * kPromptBlocks, groups)}, slice);
+}
+
+void Forward::read_piece(const Layer& w, Range now, Slice slice) {
   const auto& parts = w.gate_up.parts;
-  const int ups = parts.size() == 1 ? shape_.mlp / kColumns : 0, stride = 2 * kGatedGroups * kGroup;
-  const Range mine = share(shape_.mlp / kGroup, slice);
-  for (int first = mine.begin; first < mine.end; first += kGatedGroups) {
-    const Range now{first, std::min(first + kGatedGroups, mine.end)};
-    const ptrdiff_t before = static_cast<ptrdiff_t>(first) * kColumns;  // columns that the memory lacks
-    float *gates = work_.gates(slice) - before, *up = gates + stride / 2;
-    multiply_prompt(*parts.front(), work_.input, rows_, gates, stride, now);
-    multiply_prompt(*parts.back(), work_.input, rows_, up - ups * kColumns, stride, {ups + now.begin, ups + now.end});
-    for (int row = 0; row < rows_; row++, gates += stride, up += stride) {
-      ops_.gate(shape_.activation, gates + before, up + before, (now.end - first) * kGroup, gates + before);
-      prepare_groups(form(w.down), gates, row, shape_.mlp, now, work_.gated);
-    }
+  const int ups = parts.size() == 1 ? shape_.mlp / kColumns : 0, stride = 2 * kPromptBlocks * kGroup;
+  const ptrdiff_t before = static_cast<ptrdiff_t>(now.begin) * kColumns;  // columns that the memory lacks
+  float *gates = work_.gates(slice) - before, *up = gates + stride / 2;
+  multiply_prompt(*parts.front(), work_.input, rows_, gates, stride, now);
+  multiply_prompt(*parts.back(), work_.input, rows_, up - ups * kColumns, stride, {ups + now.begin, ups + now.end});
+  for (int row = 0; row < rows_; row++, gates += stride, up += stride) {
+    ops_.gate(shape_.activation, gates + before, up + before, (now.end - now.begin) * kGroup, gates + before);
+    prepare_groups(form(w.down), gates, row, shape_.mlp, now, work_.gated);
   }
 }
 

@@ -11,7 +11,6 @@ namespace slipstream {
 // A few rows of one sequence, one key head and the query heads of one attention task.
 struct Share {
   int row, rows, key_head, head, heads;
-  int thread;  // whose task it is; -1: threads take turns
 };
 
 class Forward {
@@ -25,7 +24,7 @@ class Forward {
   void place_rows();
   void place_row(int row, int sequence, int begin, int node);
   void share_attention();
-  void share_heads(int row, int count);
+  void share_heads(int row, int count, Range heads);
 
   void enter(int layer, Slice slice);
   void add_branch(const std::vector<float>& norm, int row, Slice slice);
@@ -33,9 +32,10 @@ class Forward {
   void rotate_and_cache(int layer, Slice slice);
   void attend_share(const Share& share, const Layer& layer, int index, Slice slice);
   void feed(int layer, Slice slice);
-  Range multiply_gated(const Projection& projection, Slice slice);
+  void multiply_gated(const Layer& layer, Slice slice);
   void gate(Kind kind, Range groups);
   void read_gated(const Layer& layer, Slice slice);
+  void read_piece(const Layer& layer, Range groups, Slice slice);
   void finish(Slice slice);
   void project(const Projection& projection, const Input& input, float* y, int stride, Slice slice);
   Kind form(const Projection& projection) const { return form_of(projection.kind(), pass_.role); }
@@ -57,6 +57,7 @@ class Forward {
   const int first_, rows_;
   int wide_;  // stride of `projected`
   bool states_wanted_;
+  int least_;  // blocks of a product that a thread takes at once
   std::vector<int> slots_, places_, positions_;  // of each row
   std::vector<Sight> sights_;
   std::vector<std::vector<int>> paths_;

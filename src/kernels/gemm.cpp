@@ -71,10 +71,6 @@ void prepare_groups(Kind kind, const float* x, int row, int cols, Range groups, 
                      groups.end});
 }
 
-void multiply(const Matrix& matrix, const Input& input, int rows, float* y, int stride, Slice slice) {
-  multiply_blocks(matrix, input, rows, y, stride, share(matrix.blocks(), slice));
-}
-
 void multiply_blocks(const Matrix& matrix, const Input& input, int rows, float* y, int stride, Range blocks) {
   choose(*table_of(level()), matrix.kind, matrix.scales)(product_of(matrix, input, rows, y, stride, blocks));
 }

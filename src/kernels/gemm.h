@@ -3,7 +3,7 @@
 // Comes in: weights packed once (pack.h) and float32 rows. Goes out: float32 rows. Row r of a call has the same bits for
 // every number of rows and threads: each (row, output) goes through one order of operations, whoever its neighbours are.
 // Rows of a prompt may have an arithmetic of their own (Role): a row's bits depend on its role, never on its company.
-// No threads are made here: every thread of a parallel region (pool.h) calls with its own Slice.
+// No threads are made here: every thread of a parallel region (pool.h) calls with its own Slice, or blocks.
 #pragma once
 
 #include <cstddef>
@@ -35,6 +35,7 @@ enum class Scales : int { none, half, super };
 constexpr int kGroup = 32;    // inputs that share a scale
 constexpr int kColumns = 32;  // outputs of one packed block: the unit that threads share out
 constexpr int kRows = 16;     // rows of one chunk of prepared activations
+constexpr int kPromptBlocks = 8;  // blocks that a thread multiplies together in a prompt, at least: the first is widened with nothing beside it
 
 struct Slice {
   int index = 0, count = 1;  // this thread, of how many
@@ -86,10 +87,7 @@ void prepare_row(Kind kind, const float* x, int row, int cols, Input& input);
 // Rounds groups [begin, end) of one row whose columns there have just been computed.
 void prepare_groups(Kind kind, const float* x, int row, int cols, Range groups, Input& input);
 
-// Writes y[row * stride + output] for the first `rows` prepared rows; each thread its own outputs.
-void multiply(const Matrix& matrix, const Input& input, int rows, float* y, int stride, Slice slice);
-
-// The same for blocks [begin, end) of kColumns outputs.
+// Writes y[row * stride + output] for the first `rows` prepared rows and the outputs of blocks [begin, end), of kColumns each.
 void multiply_blocks(const Matrix& matrix, const Input& input, int rows, float* y, int stride, Range blocks);
 
 // The same for rows of a prompt, prepared in its form.

@@ -61,7 +61,8 @@ double pass_seconds(const std::vector<const Matrix*>& matrices, int rows) {
     for (const Matrix* each : matrices) {
       prepare(each->kind, x.data(), cols, rows, each->in, input, slice);
       pool.barrier();
-      multiply(*each, input, rows, y.data(), each->out, slice);
+      for (Tasks tasks(each->blocks(), 1, slice); tasks.next();)
+        multiply_blocks(*each, input, rows, y.data(), each->out, tasks.now());
       pool.barrier();
     }
   });

@@ -63,8 +63,8 @@ void linear(const Matrix& matrix, uintptr_t x, int rows, uintptr_t y, bool promp
   pool.run([&](Slice slice) {
     prepare(form_of(matrix.kind, role), at<float>(x), matrix.in, rows, matrix.in, input, slice);
     pool.barrier();
-    const Range mine = share(matrix.blocks(), slice);
-    (prompt ? multiply_prompt : multiply_blocks)(matrix, input, rows, at<float>(y), matrix.out, mine);
+    for (Tasks tasks(matrix.blocks(), prompt ? kPromptBlocks : 1, slice); tasks.next();)
+      (prompt ? multiply_prompt : multiply_blocks)(matrix, input, rows, at<float>(y), matrix.out, tasks.now());
   });
 }
 

@@ -1,7 +1,9 @@
 #include "pool.h"
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -65,16 +67,36 @@ class Signal {
   std::condition_variable changed_;
 };
 
+constexpr int kPieces = 4;  // a thread takes this part of what is left: much at first, little at the end
+
+// What is left of a thread's part of the tasks, in one number: whose turn it is, first task, end.
+struct alignas(64) Part {
+  std::atomic<uint64_t> left{0};
+  uint16_t turn = 0;  // Tasks that its thread has made
+};
+
+uint64_t packed(uint16_t turn, Range range) {
+  return static_cast<uint64_t>(turn) << 48 | static_cast<uint64_t>(range.begin) << 24 | static_cast<uint64_t>(range.end);
+}
+
 }  // namespace
 
 struct Pool::State {
   std::mutex region;  // held for the length of a region
   std::vector<std::thread> workers;
-  std::atomic<int> count{processors()};
+  std::atomic<int> count;
+  std::unique_ptr<Part[]> parts;
   std::atomic<bool> stopping{false};
   Signal started, passed;
   std::atomic<int> arrived{0};
   const std::function<void(Slice)>* work = nullptr;
+
+  explicit State(int threads) { resize(threads); }
+
+  void resize(int threads) {
+    count.store(threads);
+    parts.reset(new Part[threads]);
+  }
 
   void barrier() {
     int all = count.load(std::memory_order_relaxed);
@@ -111,14 +133,13 @@ struct Pool::State {
   }
 };
 
-Pool::Pool() : state_(new State) {
+Pool::Pool() : state_(new State(processors())) {
 #if defined(__unix__) || defined(__APPLE__)
   // a forked child has no workers: it forgets the parent's and makes its own when it needs them
   pthread_atfork(nullptr, nullptr, [] {
     Pool& pool = instance();
     int count = pool.threads();
-    pool.state_ = new State;
-    pool.state_->count.store(count);
+    pool.state_ = new State(count);
   });
 #endif
 }
@@ -136,7 +157,7 @@ void Pool::set_threads(int count) {
   if (count < 1) count = 1;
   if (count == state_->count.load()) return;
   state_->stop();
-  state_->count.store(count);
+  state_->resize(count);
 }
 
 void Pool::run(const std::function<void(Slice)>& work) {
@@ -151,5 +172,47 @@ void Pool::run(const std::function<void(Slice)>& work) {
 }
 
 void Pool::barrier() { state_->barrier(); }
+
+// A thread leaves its Tasks when no part has any left, so those that begin the next may find parts of an earlier turn
+// (whole again), never what is left of one; and a late thread may find its own part begun, or a turn further on.
+Tasks::Tasks(int n, int least, Slice slice)
+    : n_(n), least_(least), slice_(slice), state_(*Pool::instance().state_) {
+  Part& own = state_.parts[slice.index];
+  turn_ = ++own.turn;
+  uint64_t seen = own.left.load(std::memory_order_relaxed);
+  while (static_cast<int16_t>(static_cast<uint16_t>(seen >> 48) - turn_) < 0 &&
+         !own.left.compare_exchange_weak(seen, packed(turn_, share(n, slice)), std::memory_order_relaxed)) {
+  }
+}
+
+bool Tasks::next() {
+  for (int i = 0; i < slice_.count; i++)
+    if (take((slice_.index + i) % slice_.count)) return true;
+  return false;
+}
+
+Range Tasks::left(uint64_t seen, int whose) const {
+  const int ahead = static_cast<int16_t>(static_cast<uint16_t>(seen >> 48) - turn_);
+  if (ahead < 0) return share(n_, {whose, slice_.count});
+  if (ahead > 0) return {0, 0};
+  return {static_cast<int>(seen >> 24 & 0xffffff), static_cast<int>(seen & 0xffffff)};
+}
+
+bool Tasks::take(int whose) {
+  std::atomic<uint64_t>& part = state_.parts[whose].left;
+  uint64_t seen = part.load(std::memory_order_relaxed);
+  for (;;) {
+    const Range there = left(seen, whose);
+    const int all = there.end - there.begin;
+    if (!all) return false;
+    const int some = slice_.count == 1 ? all : std::min(all, std::max(least_, all / kPieces));
+    Range rest = there;
+    if (whose == slice_.index)
+      now_ = {there.begin, rest.begin += some};
+    else
+      now_ = {rest.end -= some, there.end};
+    if (part.compare_exchange_weak(seen, packed(turn_, rest), std::memory_order_relaxed)) return true;
+  }
+}
 
 }  // namespace slipstream

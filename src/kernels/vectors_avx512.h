@@ -209,7 +209,8 @@ SLIPSTREAM_INLINE void each_strip(const Product& job, const Visit& visit) {
     for (int index = job.first; index < job.last; index++) {
       const uint8_t* block = job.codes + index * bytes;
       const uint8_t* next = index + 1 < job.last ? Store::at(block + bytes, first)
-                                                 : Store::at(job.codes + job.first * bytes, last);
+                            : last < job.groups  ? Store::at(job.codes + job.first * bytes, last)
+                                                 : Store::at(block + bytes, 0);  // what this thread takes next, most likely
       for (int row = 0; row < job.rows; row += 16)
         visit(Strip{job, block, next, index, first, last, row, job.rows - row < 16 ? job.rows - row : 16});
     }

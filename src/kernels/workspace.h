@@ -9,8 +9,6 @@ namespace slipstream {
 
 constexpr int kChunkRows = 256;  // rows that go through the layers together: bounds the memory of a long prompt
 
-constexpr int kGatedGroups = 8;  // groups of columns that a thread multiplies and gates together in a prompt
-
 struct Workspace {
   Buffer residual;   // [R][H]
   Buffer projected;  // [R][max(qkv, 2 * mlp)]
@@ -19,7 +17,7 @@ struct Workspace {
   Input input;   // of the product under way, but for
   Input gated;   // the one of mlp columns, which some threads prepare while others still read the former
   std::vector<Buffer> threads;  // a row and attention's scratch, one for each thread
-  std::vector<Buffer> gated_columns;  // [R][2 * kGatedGroups * 32] of a prompt, one for each thread
+  std::vector<Buffer> gated_columns;  // [R][2 * kPromptBlocks * 32] of a prompt, one for each thread
 
   void reserve(const DecoderShape& shape, int rows, int nodes, int count, Role role);
 
