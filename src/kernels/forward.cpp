@@ -74,7 +74,7 @@ void Forward::run(Slice slice) {
   const int layers = static_cast<int>(decoder_.layers().size());
   for (int layer = 0; layer < layers; layer++) {
     enter(layer, slice);
-    project(decoder_.layers()[layer].qkv, work_.input, projected(0), wide_, slice);
+    project(decoder_.layers()[layer].qkv, work_.input, projected(0), wide_, slice, &decoder_.layers()[layer].out);
     rotate_and_cache(layer, slice);
     if (layer + 1 == layers && !states_wanted_) return;
     attend(layer, slice);
@@ -109,13 +109,16 @@ void Forward::add_branch(const std::vector<float>& norm, int row, Slice slice) {
   ops_.add(residual(row), added, shape_.hidden);
 }
 
-void Forward::project(const Projection& projection, const Input& input, float* y, int stride, Slice slice) {
+// `next`: what is multiplied after this; its beginning is fetched while threads wait for each other.
+void Forward::project(const Projection& projection, const Input& input, float* y, int stride, Slice slice,
+                      const Projection* next) {
   int at = 0;
   for (const auto& part : projection.parts) {
     for (Tasks tasks(part->blocks(), least_, slice); tasks.next();)
       (pass_.role == Role::prompt ? multiply_prompt : multiply_blocks)(*part, input, rows_, y + at, stride, tasks.now());
     at += part->out;
   }
+  if (next && !next->parts.empty()) fetch(*next->parts.front(), slice);
   sync();
 }
 
@@ -152,7 +155,7 @@ void Forward::attend(int index, Slice slice) {
     prepare(form(w.out), inner(0, cols), cols, rows_, cols, work_.input, slice);
     sync();
   }
-  project(w.out, work_.input, branch(0), shape_.hidden, slice);
+  project(w.out, work_.input, branch(0), shape_.hidden, slice, &w.gate_up);
 }
 
 void Forward::attend_share(const Share& part, const Layer& layer, int index, Slice slice) {
@@ -193,8 +196,11 @@ void Forward::feed(int index, Slice slice) {
     read_gated(w, slice);
   else
     multiply_gated(w, slice);
+  fetch(*w.down.parts.front(), slice);
   sync();
-  project(w.down, work_.gated, branch(0), shape_.hidden, slice);
+  const bool last = index + 1 == static_cast<int>(decoder_.layers().size());
+  project(w.down, work_.gated, branch(0), shape_.hidden, slice,
+          last ? &decoder_.head() : &decoder_.layers()[index + 1].qkv);
 }
 
 // Gates columns as soon as they are multiplied, where blocks end with the gates.

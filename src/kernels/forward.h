@@ -37,7 +37,8 @@ class Forward {
   void read_gated(const Layer& layer, Slice slice);
   void read_piece(const Layer& layer, Range groups, Slice slice);
   void finish(Slice slice);
-  void project(const Projection& projection, const Input& input, float* y, int stride, Slice slice);
+  void project(const Projection& projection, const Input& input, float* y, int stride, Slice slice,
+               const Projection* next = nullptr);
   Kind form(const Projection& projection) const { return form_of(projection.kind(), pass_.role); }
   void tap(int index, int row, const float* state);
   void sync() { pool_.barrier(); }

@@ -6,6 +6,8 @@
 namespace slipstream {
 namespace {
 
+constexpr int kFetched = 2048;  // bytes: about as much as can be on its way at once
+
 size_t chunks(int rows) { return (rows + kRows - 1) / kRows; }
 
 int groups_of(int cols) { return (cols + kGroup - 1) / kGroup; }
@@ -69,6 +71,12 @@ void prepare_row(Kind kind, const float* x, int row, int cols, Input& input) {
 void prepare_groups(Kind kind, const float* x, int row, int cols, Range groups, Input& input) {
   round_tasks(kind, {x, input.values.as(), input.factors.as<float>(), cols, cols, groups_of(cols), row, groups.begin,
                      groups.end});
+}
+
+void fetch(const Matrix& matrix, Slice slice) {
+  const size_t block = matrix.codes.bytes() / matrix.blocks();
+  const uint8_t* codes = matrix.codes.as() + block * share(matrix.blocks(), slice).begin;
+  for (int i = 0; i < kFetched; i += 64) __builtin_prefetch(codes + i, 0, 2);
 }
 
 void multiply_blocks(const Matrix& matrix, const Input& input, int rows, float* y, int stride, Range blocks) {

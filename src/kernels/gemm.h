@@ -87,6 +87,9 @@ void prepare_row(Kind kind, const float* x, int row, int cols, Input& input);
 // Rounds groups [begin, end) of one row whose columns there have just been computed.
 void prepare_groups(Kind kind, const float* x, int row, int cols, Range groups, Input& input);
 
+// Fetches the beginning of what a thread multiplies first, while it waits for what to multiply it with.
+void fetch(const Matrix& matrix, Slice slice);
+
 // Writes y[row * stride + output] for the first `rows` prepared rows and the outputs of blocks [begin, end), of kColumns each.
 void multiply_blocks(const Matrix& matrix, const Input& input, int rows, float* y, int stride, Range blocks);
 
