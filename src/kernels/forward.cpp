@@ -1,6 +1,7 @@
 #include "forward.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 namespace slipstream {
@@ -8,6 +9,12 @@ namespace slipstream {
 namespace {
 
 constexpr int kTasksForEach = 4;  // tasks of attention for each thread that share it out well enough
+
+// NaN is above all: a row that holds one has no peak.
+void raise(Peak& best, Peak other) {
+  const bool higher = other.value > best.value || (other.value == best.value && other.at < best.at);
+  if (best.value == best.value && (other.value != other.value || higher)) best = other;
+}
 
 }  // namespace
 
@@ -17,6 +24,7 @@ Forward::Forward(const Decoder& decoder, const Pass& pass, Cache& cache, Workspa
       states_wanted_(pass.logits != nullptr) {
   const int layers = static_cast<int>(decoder.layers().size());
   for (const auto& [index, out] : pass.taps) states_wanted_ |= index < 0 || index == layers;
+  if (pass.peaks) peaks_.assign(static_cast<size_t>(pool_.threads()) * rows, {-HUGE_VALF, 0});
   place_rows();
   share_attention();
 }
@@ -256,11 +264,38 @@ void Forward::finish(Slice slice) {
   }
   if (!pass_.logits) return;
   sync();
+  read_head(slice);
+}
+
+void Forward::read_head(Slice slice) {
   float* logits = pass_.logits + static_cast<size_t>(first_) * shape_.vocab;
-  project(decoder_.head(), work_.input, logits, shape_.vocab, slice);
-  if (shape_.logit_cap <= 0) return;
-  for (int row = mine.begin; row < mine.end; row++)
-    ops_.cap(logits + static_cast<size_t>(row) * shape_.vocab, shape_.logit_cap, shape_.vocab);
+  int at = 0;
+  for (const auto& part : decoder_.head().parts) {
+    const Range mine = share(part->blocks(), slice);
+    multiply_blocks(*part, work_.input, rows_, logits + at, shape_.vocab, mine);
+    settle(logits, {at + mine.begin * kColumns, at + std::min(mine.end * kColumns, part->out)}, slice);
+    at += part->out;
+  }
+}
+
+// Caps logits and looks for their peaks, in the thread that has just computed them: they are in its cache.
+void Forward::settle(float* logits, Range columns, Slice slice) {
+  const int count = columns.end - columns.begin;
+  float* x = logits + columns.begin;
+  for (int row = 0; row < rows_ && count > 0; row++, x += shape_.vocab) {
+    if (shape_.logit_cap > 0) ops_.cap(x, shape_.logit_cap, count);
+    if (peaks_.empty()) continue;
+    const Peak found = ops_.peak(x, count);
+    raise(peaks_[slice.index * rows_ + row], {found.value, columns.begin + found.at});
+  }
+}
+
+void Forward::tell_peaks() {
+  for (int row = 0; row < rows_ && !peaks_.empty(); row++) {
+    Peak& best = peaks_[row];
+    for (int at = row + rows_; at < static_cast<int>(peaks_.size()); at += rows_) raise(best, peaks_[at]);
+    pass_.peaks[first_ + row] = std::isfinite(best.value) ? best.at : -1;
+  }
 }
 
 void Forward::tap(int index, int row, const float* state) {

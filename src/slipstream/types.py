@@ -180,6 +180,16 @@ class Scores:
 
     logits: Tensor  # [B, N, V]
     taps: Mapping[int, Tensor] = field(default_factory=dict)  # {tap: [B, N, H]}
+    # [B, N] ids of the highest logits, lowest on a tie, -1: not finite; None: the target does not say. No argument, so
+    # that a copy with other logits (`dataclasses.replace`) has none
+    peaks: Tensor | None = field(default=None, init=False)
+
+    @classmethod
+    def with_peaks(cls, logits: Tensor, taps: Mapping[int, Tensor], peaks: Tensor | None) -> Scores:
+        """Say besides where the logits, never written to from here on, are highest."""
+        scores = cls(logits, taps)
+        object.__setattr__(scores, "peaks", peaks)
+        return scores
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from slipstream.types import (
     Drafter,
     RequestError,
     Rngs,
+    Scores,
     Sequence,
     Status,
     Target,
@@ -131,8 +132,8 @@ class Engine:
                 start = time.perf_counter()
                 with Faults() as faults:
                     work = self._draft(rows)
-                    watch = self._score(work)
-                    work.laws = self._laws(rows, work.scores.logits, work.draft)  # type: ignore[union-attr]
+                    scores, watch = self._score(work)
+                    work.laws = self._laws(rows, scores.logits, work.draft, scores.peaks)
                     work.verdict = self.rule(work.draft, work.laws, work.rngs)
                 if self.watch is not None:
                     self.watch(work)
@@ -164,11 +165,11 @@ class Engine:
             budget = min(budget, room - 1)
         return max(0, min(budget, self.target.caps.max_nodes - 1))
 
-    def _score(self, work: Round) -> Stopwatch:
+    def _score(self, work: Round) -> tuple[Scores, Stopwatch]:
         watch = Stopwatch(work.draft.tokens.device)
-        work.scores = self.target.score([row.slot for row in work.rows], work.draft)
+        work.scores = scores = self.target.score([row.slot for row in work.rows], work.draft)
         watch.stop()
-        return watch
+        return scores, watch
 
     def _commit(self, work: Round, found: list[Found]) -> list[Delta]:
         try:

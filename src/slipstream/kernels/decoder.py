@@ -93,15 +93,16 @@ class KernelNet:
     def run(self, ids: Tensor, work: KernelPass, taps: Seq[int], head: bool) -> tuple[Tensor, dict[int, Tensor]]:
         """Run all layers over ids [R], row after row -> logits [R, V] (empty without `head`) and taps [R, H]."""
         tokens = ids.flatten().tolist()
-        return self.forward(tokens, work, taps, (len(tokens) if head else 0,))
+        return self.forward(tokens, work, taps, (len(tokens) if head else 0,))[:2]
 
     def forward(
         self, tokens: list[int], work: KernelPass, taps: Seq[int], shape: tuple[int, ...]
-    ) -> tuple[Tensor, dict[int, Tensor]]:
-        """Do what `run` does, with ids in a list and logits [*shape, V]."""
+    ) -> tuple[Tensor, dict[int, Tensor], Tensor]:
+        """Do what `run` does, with ids in a list and logits [*shape, V]; return the logits' peaks (types.Scores) too."""
         rows = len(tokens)
         states = {tap: torch.empty(rows, self.config.hidden) for tap in taps}
-        logits = torch.empty(*shape, self.vocab)
+        logits, peaks = torch.empty(*shape, self.vocab), torch.empty(shape, dtype=torch.int64)
+        head = shape != (0,)
         last = max(map(operator.add, work.starts, work.counts))
         for table in self.angles:
             table.grow(last)
@@ -114,10 +115,11 @@ class KernelNet:
             work.parents(),
             [table.addresses for table in self.angles],
             [(tap, out.data_ptr()) for tap, out in states.items()],
-            logits.data_ptr() if shape != (0,) else 0,
+            logits.data_ptr() if head else 0,
+            peaks.data_ptr() if head else 0,
             work.prompt,
         )
-        return logits, {tap: out.to(self.dtype) for tap, out in states.items()}
+        return logits, {tap: out.to(self.dtype) for tap, out in states.items()}, peaks
 
     def logits(self, x: Tensor) -> Tensor:
         """Normed states [R, H] -> logits [R, V] in the dtype of the states."""
@@ -170,8 +172,9 @@ class KernelDecoder(CachedDecoder):
         ids = [token for line in real_ids(tokens, nodes.counts) for token in line]
         full = len(ids) == rows * n
         net: Any = self.net
-        logits, states = net.forward(ids, self._rows(nodes), taps, (rows, n) if full else (len(ids),))
+        logits, states, self.peaks = net.forward(ids, self._rows(nodes), taps, (rows, n) if full else (len(ids),))
         if full and not taps:  # most passes
             return logits, {}
         real = places(n, nodes.counts)
+        self.peaks = padded(self.peaks.view(-1, 1), rows, n, real)[..., 0]
         return padded(logits, rows, n, real), {tap: padded(x, rows, n, real) for tap, x in states.items()}
