@@ -98,7 +98,7 @@ class KernelNet:
     def forward(
         self, tokens: list[int], work: KernelPass, taps: Seq[int], shape: tuple[int, ...]
     ) -> tuple[Tensor, dict[int, Tensor], Tensor]:
-        """Do what `run` does, with ids in a list and logits [*shape, V]; return the logits' peaks (types.Scores) too."""
+        """Do what `run` does, with ids in a list and logits [*shape, V]; return their peaks (types.Scores) too."""
         rows = len(tokens)
         states = {tap: torch.empty(rows, self.config.hidden) for tap in taps}
         logits, peaks = torch.empty(*shape, self.vocab), torch.empty(shape, dtype=torch.int64)
