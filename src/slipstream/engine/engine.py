@@ -188,10 +188,12 @@ class Engine:
         deltas, paths = [], []
         processed = self.options.logprobs_mode == "processed_logprobs"
         for b, found in enumerate(verdicts):
-            delta, path = grow(work.rows[b], found, self._by(work.rows[b]))
+            row = work.rows[b]
+            delta, path = grow(row, found, self._by(row) if found.path else "")
             if self._hits is not None:
                 self._hits.record(found.drafted, len(found.path))
-            add_logprobs(work, b, delta.tokens, path, processed)
+            if row.params.logprobs is not None:
+                add_logprobs(work, b, delta.tokens, path, processed)
             if self.trace is not None:
                 self.trace(trace_of(work, b, found, len(delta.tokens)))
             deltas.append(delta)
@@ -209,11 +211,9 @@ class Engine:
         assert work.verdict is not None
         start = time.perf_counter()
         cached = [r.tokens[r.cached - 1 - len(p) : r.cached] for r, p in zip(work.rows, paths, strict=True)]
-        felt, device = work.scores.taps.items(), work.scores.logits.device
-        nodes = [moved(torch.tensor([0, *p]), device) for p in paths] if felt else []
         taps: list[Mapping[int, torch.Tensor]] = [{} for _ in paths]
-        for b, at in enumerate(nodes):
-            taps[b] = {k: t[b, at] for k, t in felt}
+        if work.scores.taps:
+            taps = [_felt(work.scores, b, path) for b, path in enumerate(paths)]
         self.drafter.observe(work.rows, cached, taps)
         work.clock.draft += time.perf_counter() - start
         self.controller.record(work.rows, work.draft, work.verdict, work.laws)
@@ -226,3 +226,9 @@ class Engine:
         if self._hits is not None:
             self._hits.judge()
         return deltas
+
+
+def _felt(scores: Scores, b: int, path: list[int]) -> dict[int, torch.Tensor]:
+    """Pick the taps of row b's root and accepted nodes."""
+    at = moved(torch.tensor([0, *path]), scores.logits.device)
+    return {k: t[b, at] for k, t in scores.taps.items()}

@@ -83,7 +83,7 @@ class Ending:
             released.append(self.close())
             return "stop", (token if token in self._stop_ids else None)
         piece = self._push(token)
-        stop = self._find_stop(piece) if may_stop and piece else None
+        stop = self._find_stop(piece) if may_stop and piece and self._params.stop else None
         if stop is not None:
             start, end, text = stop
             whole = self._held + piece

@@ -31,15 +31,13 @@ def laws(rows: list[Sequence], logits: Tensor, draft: Draft, peaks: Tensor | Non
     or the uniform law. Padding is never marked and always a point. Dense laws are float32, float64 from float64 logits.
     `peaks` are what the target says of these logits (`Scores`): where they say all, the logits are not read.
     """
-    b, n, vocab = logits.shape
-    greedy = all(row.params.greedy for row in rows)
-    if any(map(touches, rows)):
-        x = edit_draft(rows, logits, draft)
-    else:
-        points = (_sound_peaks(logits) if peaks is None else _sound(peaks)) if greedy else None
+    greedy, edited = all(row.params.greedy for row in rows), any(map(touches, rows))
+    if greedy and not edited:
+        points = _sound_peaks(logits) if peaks is None else _sound(peaks)
         if points is not None:
             return Laws(points=points)
-        x = logits.detach() if greedy else _float(logits)
+    x = edit_draft(rows, logits, draft) if edited else logits.detach() if greedy else _float(logits)
+    b, n, vocab = logits.shape
     flat = x.reshape(b * n, vocab)
     points, broken = peaks_of(flat)
     bad = None
@@ -113,7 +111,7 @@ def peaks_of(x: Tensor) -> tuple[Tensor, Tensor | None]:
 
 def _sound(peaks: Tensor) -> Tensor | None:
     """Return what a target says of its logits if all are finite."""
-    return peaks if all(min(row) >= 0 for row in peaks.tolist()) else None
+    return peaks if min(map(min, peaks.tolist())) >= 0 else None
 
 
 def _sound_peaks(x: Tensor) -> Tensor | None:

@@ -19,6 +19,8 @@ Choose = Callable[[Tensor, int, Tensor], Tensor]
 
 def walk_points(draft: Draft, points: Tensor) -> Verdict:
     """Verify a greedy batch: points [B, N] is the target's token after each node."""
+    if draft.nodes == 1:
+        return plain_verdict(points.view(-1))
     if draft.chain:
         return _walk_chain(draft, points)
     return walk_tokens(draft, lambda node, _depth, _alive: points.gather(1, node[:, None])[:, 0])
@@ -66,8 +68,6 @@ def levels(draft: Draft) -> int:
 
 
 def _walk_chain(draft: Draft, points: Tensor) -> Verdict:
-    if draft.nodes == 1:
-        return plain_verdict(points.flatten())
     if points.is_cpu:
         return _walk_on_host(draft, points)
     node = torch.arange(1, max(2, draft.nodes), device=points.device)
