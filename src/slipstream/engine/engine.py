@@ -13,7 +13,7 @@ from typing import Literal
 
 import torch
 
-from slipstream.devices import Faults, StepAside, Stopwatch, moved
+from slipstream.devices import AtWork, Faults, Stopwatch, moved
 from slipstream.engine.commit import Found, Round, RoundTrace, add_logprobs, grow, to_host, trace_of
 from slipstream.engine.finish import Detokenizer, Ending
 from slipstream.engine.guard import checked
@@ -47,7 +47,7 @@ class Engine:
     """Decode many sequences at once, one round at a time. Not thread-safe: one thread owns it.
 
     `trace` hears of each row's round; `watch` is given each whole round, with its draft, scores, laws and verdict,
-    before anything of it is committed.
+    before anything of it is committed. `at_work` is what a round runs in; a caller of many may open it around them.
     """
 
     _laws = staticmethod(laws)  # a copy with planted errors replaces it (negative controls)
@@ -80,7 +80,7 @@ class Engine:
         self._detokenizer = detokenizer
         self.make_rngs = make_rngs or (lambda rows: RequestRngs(rows, shared_noise=rule.shared_noise))
         self._hits = Hits(drafter.name) if drafter.needs.taps else None
-        self._aside = StepAside(target.caps.own_threads)
+        self.at_work = AtWork(target.caps.own_threads)
         self._in_round = False
         self._doomed: list[Sequence] = []  # aborted in the middle of a round
         rows = min(self.options.max_rows, target.caps.max_rows)
@@ -125,7 +125,7 @@ class Engine:
             raise RequestError("a round is under way: its callbacks cannot run another on the same engine")
         self._in_round = True
         try:
-            with self._aside, torch.inference_mode():
+            with self.at_work:
                 rows = self.scheduler.plan()
                 if not rows:
                     return []

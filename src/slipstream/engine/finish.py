@@ -83,14 +83,17 @@ class Ending:
             released.append(self.close())
             return "stop", (token if token in self._stop_ids else None)
         piece = self._push(token)
-        stop = self._find_stop(piece) if may_stop and piece and self._params.stop else None
+        stop = self._find_stop(piece) if self._params.stop and may_stop and piece else None
         if stop is not None:
             start, end, text = stop
             whole = self._held + piece
             released.append(whole[:end] if self._params.include_stop_str_in_output else whole[:start])
             self._held = ""
             return "stop", text
-        self._release(piece, released)
+        if self._params.stop:
+            self._release(piece, released)
+        else:
+            released.append(piece)
         if self.limit is not None and self._count >= self.limit:
             released.append(self.close())
             return "length", None
