@@ -64,7 +64,7 @@ class SamplingParams:
         own(self)
         check(self)
 
-    @property
+    @functools.cached_property
     def greedy(self) -> bool:
         """True when every row of the target law is a point mass at the highest logit (lowest id on a tie)."""
         return self.temperature == 0.0

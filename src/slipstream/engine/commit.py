@@ -14,6 +14,8 @@ from slipstream.engine.stats import Clock
 from slipstream.sampling import token_logprobs
 from slipstream.types import Delta, Draft, Laws, Rngs, Scores, Sequence, Token, Verdict
 
+_NONE_YET = Laws()
+
 
 @dataclass
 class Round:
@@ -24,7 +26,7 @@ class Round:
     draft: Draft
     clock: Clock = field(default_factory=Clock)
     scores: Scores | None = None
-    laws: Laws = field(default_factory=Laws)
+    laws: Laws = _NONE_YET
     verdict: Verdict | None = None
 
 

@@ -52,6 +52,7 @@ class Ending:
         self._stop_ids = frozenset(params.stop_token_ids)
         self._eos_ids = frozenset() if params.ignore_eos else frozenset(eos_ids)
         self._detokenizer = detokenizer
+        self._push = detokenizer.push if detokenizer else _nothing
         self._count = 0
         self._held = ""  # text not released yet: it may be the beginning of a stop string
 
@@ -99,9 +100,6 @@ class Ending:
             return "length", None
         return None
 
-    def _push(self, token: int) -> str:
-        return self._detokenizer.push(token) if self._detokenizer else ""
-
     def _flush(self) -> str:
         return self._detokenizer.flush() if self._detokenizer else ""
 
@@ -128,3 +126,8 @@ class Ending:
                     break
         self._held = text[len(text) - keep :] if keep else ""
         released.append(text[: len(text) - keep] if keep else text)
+
+
+def _nothing(token: int) -> str:
+    """Stand in for a detokenizer: no text."""
+    return ""
