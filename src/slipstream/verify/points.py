@@ -79,27 +79,27 @@ def _walk_chain(draft: Draft, points: Tensor) -> Verdict:
 
 def _walk_on_host(draft: Draft, points: Tensor) -> Verdict:
     """Walk chains that lie in the host's memory in plain Python: a handful of tensor operations takes far longer."""
-    N = draft.nodes
-    paths, accepted, out = [], [], []
+    accepted, out = [], []
     for ids, wanted, length in zip(draft.tokens.tolist(), points.tolist(), draft.length.tolist(), strict=True):
         kept = 0
         while kept < length - 1 and ids[kept + 1] == wanted[kept]:
             kept += 1
-        paths.append([*range(1, kept + 1), *[-1] * (N - 1 - kept)])
         accepted.append(kept)
         out.append(wanted[kept])
-    return Verdict(torch.tensor(paths), torch.tensor(accepted), torch.tensor(out))
+    return Verdict(*_runs(draft.nodes, tuple(accepted)), torch.tensor(out))
 
 
 def plain_verdict(next_token: Tensor) -> Verdict:
     """Write the verdict [B] of rows that drafted nothing."""
-    path, accepted = _nothing(next_token.shape[0])
+    path, accepted = _runs(1, (0,) * len(next_token))
     if not next_token.is_cpu:
         path, accepted = moved(path, next_token.device), moved(accepted, next_token.device)
     return Verdict(path, accepted, next_token)
 
 
-@functools.lru_cache(maxsize=64)
-def _nothing(rows: int) -> tuple[Tensor, Tensor]:
-    """Path and count of rows that drafted nothing: read, never written."""
-    return torch.full((rows, 1), -1), torch.zeros(rows, dtype=torch.int64)
+@functools.lru_cache(maxsize=512)
+def _runs(nodes: int, accepted: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """Paths and counts of chains so many of whose tokens stand: read, never written."""
+    width = max(1, nodes - 1)
+    paths = [[*range(1, n + 1), *[-1] * (width - n)] for n in accepted]
+    return torch.tensor(paths, dtype=torch.int64), torch.tensor(accepted, dtype=torch.int64)
