@@ -1,5 +1,7 @@
-// Attention by itself, for tests: keys and values are written and queries attended as the decoder does it.
+// Pieces of the decoder by themselves, for tests: keys and values are written, queries attended and peaks found as it
+// does it.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
@@ -57,6 +59,10 @@ void attend(const Cache& cache, int layer, int slot, int start, const std::vecto
 void bind_attention(nb::module_& m) {
   m.def("write_entry", &write);
   m.def("attend", &attend);
+  m.def("peak", [](Address x, int cols) {
+    const Peak found = row_ops().peak(reinterpret_cast<const float*>(x), cols);
+    return std::pair<float, int>{found.value, found.at};
+  });
 }
 
 }  // namespace slipstream

@@ -74,6 +74,7 @@ void check(const Pass& pass, const Decoder& decoder, const Cache& cache) {
         throw std::invalid_argument("parents are not a tree");
   }
   if (pass.logits && pass.role == Role::prompt) throw std::invalid_argument("a prompt is read without logits");
+  if (pass.peaks && !pass.logits) throw std::invalid_argument("peaks are those of logits, which were not asked for");
   if (first != pass.tokens.size()) throw std::invalid_argument("tokens and counts do not fit together");
   for (int64_t token : pass.tokens)
     if (token < 0 || token >= decoder.ids()) throw std::invalid_argument("a token has no row in the embedding");
@@ -84,7 +85,7 @@ void check(const Pass& pass, const Decoder& decoder, const Cache& cache) {
 void forward(Decoder& decoder, Cache& cache, std::vector<int64_t> tokens, std::vector<int> slots,
              std::vector<int> starts, std::vector<int> counts, std::vector<int> parents, const std::vector<std::pair<Address, Address>>& angles,
              const std::vector<std::pair<int, Address>>& taps, Address logits,
-             bool prompt) {
+             Address peaks, bool prompt) {
   Pass pass;
   pass.tokens = std::move(tokens);
   pass.slots = std::move(slots);
@@ -94,6 +95,7 @@ void forward(Decoder& decoder, Cache& cache, std::vector<int64_t> tokens, std::v
   for (const auto& [cos, sin] : angles) pass.angles.push_back({at<float>(cos), at<float>(sin)});
   for (const auto& [index, out] : taps) pass.taps.emplace_back(index, at<float>(out));
   pass.logits = at<float>(logits);
+  pass.peaks = at<int64_t>(peaks);
   pass.role = prompt ? Role::prompt : Role::decoded;
   check(pass, decoder, cache);
   nb::gil_scoped_release released;

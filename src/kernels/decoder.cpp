@@ -96,6 +96,7 @@ void Decoder::forward(const Pass& pass, Cache& cache) {
     workspace.reserve(shape_, rows, pass.widest(), Pool::instance().threads(), pass.role);
     Forward chunk(*this, pass, cache, workspace, first, rows);
     Pool::instance().run([&](Slice slice) { chunk.run(slice); });
+    chunk.tell_peaks();
   }
 }
 

@@ -52,6 +52,7 @@ struct Pass {
   std::vector<Angles> angles;
   std::vector<std::pair<int, float*>> taps;  // before which layer (their number: after the last; -1: normed), [R][H]
   float* logits = nullptr;                   // [R][vocab], or null: none wanted
+  int64_t* peaks = nullptr;                  // [rows], with logits: id of the highest, the lowest on a tie; -1: not finite
   Role role = Role::decoded;                 // of all rows; of a prompt there are no logits
 
   int sequences() const { return static_cast<int>(slots.size()); }

@@ -1,6 +1,7 @@
 #include "forward.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 namespace slipstream {
@@ -17,6 +18,7 @@ Forward::Forward(const Decoder& decoder, const Pass& pass, Cache& cache, Workspa
       states_wanted_(pass.logits != nullptr), least_(pass.role == Role::prompt ? kPromptBlocks : 1) {
   const int layers = static_cast<int>(decoder.layers().size());
   for (const auto& [index, out] : pass.taps) states_wanted_ |= index < 0 || index == layers;
+  if (pass.peaks) peaks_.assign(static_cast<size_t>(pool_.threads()) * rows, {-HUGE_VALF, 0});
   place_rows();
   share_attention();
 }
@@ -249,25 +251,6 @@ void Forward::gate(Kind kind, Range groups) {
     ops_.gate(shape_.activation, gates, gates + shape_.mlp, count, inner(row, shape_.mlp) + column);
     prepare_groups(kind, inner(row, shape_.mlp), row, shape_.mlp, groups, work_.gated);
   }
-}
-
-void Forward::finish(Slice slice) {
-  const Range mine = share(rows_, slice);
-  for (int row = mine.begin; row < mine.end; row++) {
-    add_branch(decoder_.layers().back().mlp_out, row, slice);
-    tap(static_cast<int>(decoder_.layers().size()), row, residual(row));
-    float* normed = work_.row(slice);
-    ops_.rms_norm(residual(row), decoder_.norm().data(), shape_.eps, shape_.hidden, normed);
-    tap(-1, row, normed);
-    if (pass_.logits) prepare_row(decoder_.head().kind(), normed, row, shape_.hidden, work_.input);
-  }
-  if (!pass_.logits) return;
-  sync();
-  float* logits = pass_.logits + static_cast<size_t>(first_) * shape_.vocab;
-  project(decoder_.head(), work_.input, logits, shape_.vocab, slice);
-  if (shape_.logit_cap <= 0) return;
-  for (int row = mine.begin; row < mine.end; row++)
-    ops_.cap(logits + static_cast<size_t>(row) * shape_.vocab, shape_.logit_cap, shape_.vocab);
 }
 
 void Forward::tap(int index, int row, const float* state) {

@@ -19,6 +19,7 @@ class Forward {
   Forward(const Decoder& decoder, const Pass& pass, Cache& cache, Workspace& work, int first, int rows);
 
   void run(Slice slice);
+  void tell_peaks();  // once all threads have run
 
  private:
   void place_rows();
@@ -37,6 +38,8 @@ class Forward {
   void read_gated(const Layer& layer, Slice slice);
   void read_piece(const Layer& layer, Range groups, Slice slice);
   void finish(Slice slice);
+  void read_head(Slice slice);
+  void settle(float* logits, Range columns, Slice slice);
   void project(const Projection& projection, const Input& input, float* y, int stride, Slice slice,
                const Projection* next = nullptr);
   Kind form(const Projection& projection) const { return form_of(projection.kind(), pass_.role); }
@@ -63,6 +66,7 @@ class Forward {
   std::vector<Sight> sights_;
   std::vector<std::vector<int>> paths_;
   std::vector<Share> shares_;
+  std::vector<Peak> peaks_;  // [threads][rows] of the logits a thread has computed; empty: none wanted
   bool whole_groups_ = true;  // every share of attention gives whole groups of its output
 };
 

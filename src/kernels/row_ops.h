@@ -42,6 +42,12 @@ constexpr int kMaxHeadDim = 512;
 // Floats of scratch for any task with drafts of at most so many nodes.
 int attention_scratch(int head_dim, int max_nodes);
 
+// Where a row is highest, and how high: the first place on a tie; NaN if it holds any.
+struct Peak {
+  float value;
+  int at;
+};
+
 struct RowOps {
   // out = row * scale, from bfloat16
   void (*embed)(const uint16_t* row, int cols, float scale, float* out);
@@ -59,6 +65,7 @@ struct RowOps {
   // writes a head's key to its column of a block
   void (*write_keys)(const float* x, int cols, bool wide, void* column);
   void (*attend)(const AttentionTask& task);
+  Peak (*peak)(const float* x, int cols);
 };
 
 // The table for the level in use (cpu.h).

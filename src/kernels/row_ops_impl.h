@@ -114,6 +114,39 @@ inline void write_keys(const float* x, int cols, bool wide, void* column) {
     write_keys_as(x, cols, static_cast<uint16_t*>(column));
 }
 
-constexpr RowOps kTable = {embed, add_to, rms_norm, rotate, gate, cap_at, write_values, write_keys, attend};
+constexpr int kSearched = 512;  // columns whose maximum is found before anything looks for its place
+
+// Only columns that hold the maximum are read again.
+inline Peak peak(const float* x, int cols) {
+  const float lowest = -HUGE_VALF;
+  Peak found{lowest, 0};
+  Vec odd = set(0);  // NaN where a column is infinite or NaN
+  for (int first = 0; first < cols; first += kSearched) {
+    const int end = cols - first < kSearched ? cols : first + kSearched;
+    Vec best = set(lowest);
+    int i = first;
+    for (; i + kVec <= end; i += kVec) {
+      const Vec here = load(x + i);
+      best = larger(best, here);
+      odd = madd(here, set(0), odd);
+    }
+    if (i < end) {
+      const Vec rest = load_some(x + i, end - i);
+      best = larger(best, only(rest, 0, end - i, lowest));
+      odd = madd(rest, set(0), odd);
+    }
+    const float value = largest(best);
+    if (value > found.value) found = {value, first};
+  }
+  if (found.value > lowest)
+    while (x[found.at] != found.value) found.at++;
+  if (sum(odd) != 0)
+    for (int i = 0; i < cols; i++)
+      if (x[i] != x[i]) return {x[i], i};
+  return found;
+}
+
+constexpr RowOps kTable = {embed,        add_to,     rms_norm, rotate, gate, cap_at,
+                           write_values, write_keys, attend,   peak};
 
 }  // namespace slipstream::SLIPSTREAM_VARIANT

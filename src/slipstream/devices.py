@@ -135,6 +135,30 @@ class StepAside:
             torch.set_num_threads(self._before)
 
 
+class AtWork(threading.local):
+    """What rounds run in: no gradients, and torch stepping aside. Each thread opens it for itself.
+
+    Opening it again inside itself does nothing: who runs many rounds opens it once, around all of them.
+    """
+
+    def __init__(self, own_threads: bool) -> None:
+        self._aside, self._mode, self._depth = StepAside(own_threads), torch.inference_mode(), 0
+
+    def __enter__(self) -> None:
+        """Begin, or go on."""
+        self._depth += 1
+        if self._depth == 1:
+            self._aside.__enter__()
+            self._mode.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        """End where it began."""
+        self._depth -= 1
+        if self._depth == 0:
+            self._mode.__exit__(None, None, None)
+            self._aside.__exit__()
+
+
 class Stopwatch:
     """Seconds of work on a device, without waiting for it: read `seconds` after something else has waited."""
 

@@ -172,7 +172,7 @@ class LLM:
         many, items = _split_prompts(prompts)
         params = _params_list(sampling_params, len(items))
         requests = [self._request(item, p) for item, p in zip(items, params, strict=True)]
-        with _bar(progress, sum(len(rows) for rows in requests)) as tick:
+        with self.engine.at_work, _bar(progress, sum(len(rows) for rows in requests)) as tick:
             for delta in self._run([row for rows in requests for row in rows]):
                 if delta.finish_reason is not None:
                     tick()

@@ -8,6 +8,7 @@ Shapes: B rows, N nodes, D depth, V vocabulary, H hidden, T tokens. Integer tens
 from __future__ import annotations
 
 import enum
+import functools
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
@@ -63,10 +64,20 @@ class SamplingParams:
         own(self)
         check(self)
 
-    @property
+    @functools.cached_property
     def greedy(self) -> bool:
         """True when every row of the target law is a point mass at the highest logit (lowest id on a tie)."""
         return self.temperature == 0.0
+
+    @functools.cached_property
+    def penalised(self) -> bool:
+        """True when a penalty is on."""
+        return bool(self.repetition_penalty != 1.0 or self.presence_penalty or self.frequency_penalty)
+
+    @functools.cached_property
+    def edits(self) -> bool:
+        """True when the law is not that of the raw logits, `min_tokens` apart."""
+        return bool(self.logit_bias or self.logits_processors or self.penalised)
 
 
 @dataclass
@@ -156,7 +167,7 @@ class Draft:
     q: Tensor | None = None  # [B, N, V] or None when every node is FIXED
     chain: bool = True  # every node has at most one child: parents[b, i] == i - 1
 
-    @property
+    @functools.cached_property
     def nodes(self) -> int:
         """N, the width of the padded draft, root included."""
         return int(self.tokens.shape[1])
@@ -180,6 +191,16 @@ class Scores:
 
     logits: Tensor  # [B, N, V]
     taps: Mapping[int, Tensor] = field(default_factory=dict)  # {tap: [B, N, H]}
+    # [B, N] ids of the highest logits, lowest on a tie, -1: not finite; None: the target does not say. No argument, so
+    # that a copy with other logits (`dataclasses.replace`) has none
+    peaks: Tensor | None = field(default=None, init=False)
+
+    @classmethod
+    def with_peaks(cls, logits: Tensor, taps: Mapping[int, Tensor], peaks: Tensor | None) -> Scores:
+        """Say besides where the logits, never written to from here on, are highest."""
+        scores = cls(logits, taps)
+        object.__setattr__(scores, "peaks", peaks)
+        return scores
 
 
 @dataclass(frozen=True)

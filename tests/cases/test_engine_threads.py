@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 
 import pytest
 import torch
@@ -53,3 +54,19 @@ def test_the_threads_come_back_after_a_round_that_failed() -> None:
     with pytest.raises(RuntimeError, match="call 2"):
         finish(engine, request())
     assert torch.get_num_threads() == 3
+
+
+def test_who_runs_many_rounds_opens_what_they_run_in_once() -> None:
+    target = Watched(True)
+    engine = make_engine(target, every_toy(target.toy.law, 16, 3), 4)
+    with engine.at_work:
+        finish(engine, request())
+        assert torch.get_num_threads() == 1
+        assert torch.is_inference_mode_enabled()
+        other = threading.Thread(target=finish, args=(engine, request()))  # opens it for itself
+        other.start()
+        other.join()
+        assert torch.is_inference_mode_enabled()
+    assert set(target.seen) == {1}
+    assert torch.get_num_threads() == 3
+    assert not torch.is_inference_mode_enabled()

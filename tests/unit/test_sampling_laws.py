@@ -1,5 +1,6 @@
 """`laws` against a slow reference: float64, one node at a time, everything sorted, counts taken from the prefix."""
 
+import dataclasses
 import math
 from collections import Counter
 from typing import Any
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.sampling import draft_law, laws, needs_history
-from slipstream.types import Draft, RequestError, SamplingParams, Sequence
+from slipstream.types import Draft, RequestError, SamplingParams, Scores, Sequence
 
 V = 12
 CHAIN = [-1, 0, 1, 2]
@@ -367,3 +368,36 @@ def test_min_tokens_counts_the_depth_of_the_node() -> None:
     points = laws([row], logits, tree([row], TREE)).points
     assert points is not None
     assert points.tolist() == [[0, 1, 1, 1, 1, 1]]
+
+
+@pytest.mark.parametrize("kw", [{}, {"min_tokens": 9}, {"temperature": 1.0}, {**ALL_ON, "temperature": 0.0}], ids=str)
+@pytest.mark.parametrize("value", [0.0, math.nan, math.inf, -math.inf], ids=str)
+def test_peaks_that_the_target_says_change_no_law(kw: dict, value: float) -> None:
+    rows = [sequence(SamplingParams(**kw), [3, 5, 3]), sequence(SamplingParams(**kw), [3, 5, 3, 8])]
+    draft = tree(rows, CHAIN, length=[4, 2])
+    logits = torch.randint(0, 3, (2, 4, V)).float()  # with ties
+    logits[1, 1] = value
+    logits[1, 2:] = 0.0
+    said = torch.where(logits.max(-1).values.isfinite(), torch.from_numpy(logits.numpy().argmax(-1)), -1)
+    with_them, without = laws(rows, logits, draft, said), laws(rows, logits, draft)
+    for name in ("probs", "points", "bad"):
+        one, other = getattr(with_them, name), getattr(without, name)
+        assert (one is None) == (other is None)
+        assert one is None or torch.equal(one, other)
+
+
+def test_logits_whose_peaks_are_known_are_not_read() -> None:
+    row = sequence(SamplingParams(), [3, 5, 3])
+    said = torch.tensor([[3, 1, 4, 1]])
+    got = laws([row], torch.full((1, 4, V), math.nan), tree([row], CHAIN), said)
+    assert got.points is not None
+    assert torch.equal(got.points, said)
+    assert got.bad is None
+
+
+def test_other_logits_leave_no_stale_peaks() -> None:
+    scores = Scores.with_peaks(torch.zeros(1, 1, V), {}, torch.zeros(1, 1, dtype=torch.int64))
+    assert scores.peaks is not None
+    assert dataclasses.replace(scores, logits=torch.ones(1, 1, V)).peaks is None
+    with pytest.raises(TypeError):
+        Scores(scores.logits, scores.taps, scores.peaks)

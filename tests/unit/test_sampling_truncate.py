@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from slipstream.sampling.laws import peaks
+from slipstream.sampling.laws import peaks_of
 from slipstream.sampling.truncate import HEAD, Cut, cut_on_device, law_rows
 
 CUTS = [
@@ -55,7 +55,7 @@ def test_whole_batch_operations_keep_the_same_tokens(vocab: int, dtype: torch.dt
     smooth = 3 * torch.randn(len(CUTS), vocab, dtype=dtype, generator=gen)
     tied = torch.randint(0, 4, (len(CUTS), vocab), generator=gen).to(dtype)
     for x in (smooth, tied):
-        points, _ = peaks(x)
+        points, _ = peaks_of(x)
         want = law_rows(x, points, CUTS)
         got = cut_on_device(x, points, CUTS)
         assert torch.equal(got > 0, want > 0)

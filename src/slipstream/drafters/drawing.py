@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from slipstream.drafters.chains import chain_draft
-from slipstream.sampling.laws import drafting_law, fit_vocab, needs_history, peaks
+from slipstream.sampling.laws import drafting_law, fit_vocab, needs_history, peaks_of
 from slipstream.types import Draft, Rngs, SamplingParams, Sequence
 
 Doubt = Callable[[list[int], Tensor, Tensor], list[bool]]  # (batch indices, logits [n, V], tokens [n]) -> end here?
@@ -49,7 +49,7 @@ class Drawing:
         """
         logits = logits if logits.dtype == torch.float64 else logits.float()
         logits = logits[:, : self.vocab]
-        tokens, broken = peaks(logits)
+        tokens, broken = peaks_of(logits)
         places, live, self.broken = list(range(len(self.live))), self.live, []
         if broken is not None:
             self.broken = [b for b, bad in zip(live, broken.tolist(), strict=True) if bad]

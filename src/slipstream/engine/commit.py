@@ -14,6 +14,8 @@ from slipstream.engine.stats import Clock
 from slipstream.sampling import token_logprobs
 from slipstream.types import Delta, Draft, Laws, Rngs, Scores, Sequence, Token, Verdict
 
+_NONE_YET = Laws()
+
 
 @dataclass
 class Round:
@@ -24,7 +26,7 @@ class Round:
     draft: Draft
     clock: Clock = field(default_factory=Clock)
     scores: Scores | None = None
-    laws: Laws = field(default_factory=Laws)
+    laws: Laws = _NONE_YET
     verdict: Verdict | None = None
 
 
@@ -58,10 +60,8 @@ def to_host(work: Round, faults: Faults | None = None) -> list[Found]:
     if verdict.path.is_cpu and draft.tokens.is_cpu:
         flags = [None] * len(work.rows) if bad is None else bad.tolist()
         if draft.nodes == 1:  # nothing was drafted: only one number of each row is news
-            return [
-                _found(0, token, 1, [], [], marks)
-                for token, marks in zip(verdict.next_token.tolist(), flags, strict=True)
-            ]
+            tokens = verdict.next_token.tolist()
+            return [Found(0, [], [t], 0 if marks and marks[0] else 1) for t, marks in zip(tokens, flags, strict=True)]
         lists = (t.tolist() for t in (verdict.accepted, verdict.next_token, draft.length, verdict.path, draft.tokens))
         return [_found(*line) for line in zip(*lists, flags, strict=True)]
     nodes, depth = draft.nodes, verdict.path.shape[1]

@@ -13,7 +13,7 @@ from typing import Literal
 
 import torch
 
-from slipstream.devices import Faults, StepAside, Stopwatch, moved
+from slipstream.devices import AtWork, Faults, Stopwatch, moved
 from slipstream.engine.commit import Found, Round, RoundTrace, add_logprobs, grow, to_host, trace_of
 from slipstream.engine.finish import Detokenizer, Ending
 from slipstream.engine.guard import checked
@@ -26,6 +26,7 @@ from slipstream.types import (
     Drafter,
     RequestError,
     Rngs,
+    Scores,
     Sequence,
     Status,
     Target,
@@ -46,7 +47,7 @@ class Engine:
     """Decode many sequences at once, one round at a time. Not thread-safe: one thread owns it.
 
     `trace` hears of each row's round; `watch` is given each whole round, with its draft, scores, laws and verdict,
-    before anything of it is committed.
+    before anything of it is committed. `at_work` is what a round runs in; a caller of many may open it around them.
     """
 
     _laws = staticmethod(laws)  # a copy with planted errors replaces it (negative controls)
@@ -79,7 +80,7 @@ class Engine:
         self._detokenizer = detokenizer
         self.make_rngs = make_rngs or (lambda rows: RequestRngs(rows, shared_noise=rule.shared_noise))
         self._hits = Hits(drafter.name) if drafter.needs.taps else None
-        self._aside = StepAside(target.caps.own_threads)
+        self.at_work = AtWork(target.caps.own_threads)
         self._in_round = False
         self._doomed: list[Sequence] = []  # aborted in the middle of a round
         rows = min(self.options.max_rows, target.caps.max_rows)
@@ -124,15 +125,15 @@ class Engine:
             raise RequestError("a round is under way: its callbacks cannot run another on the same engine")
         self._in_round = True
         try:
-            with self._aside, torch.inference_mode():
+            with self.at_work:
                 rows = self.scheduler.plan()
                 if not rows:
                     return []
                 start = time.perf_counter()
                 with Faults() as faults:
                     work = self._draft(rows)
-                    watch = self._score(work)
-                    work.laws = self._laws(rows, work.scores.logits, work.draft)  # type: ignore[union-attr]
+                    scores, watch = self._score(work)
+                    work.laws = self._laws(rows, scores.logits, work.draft, scores.peaks)
                     work.verdict = self.rule(work.draft, work.laws, work.rngs)
                 if self.watch is not None:
                     self.watch(work)
@@ -164,11 +165,11 @@ class Engine:
             budget = min(budget, room - 1)
         return max(0, min(budget, self.target.caps.max_nodes - 1))
 
-    def _score(self, work: Round) -> Stopwatch:
+    def _score(self, work: Round) -> tuple[Scores, Stopwatch]:
         watch = Stopwatch(work.draft.tokens.device)
-        work.scores = self.target.score([row.slot for row in work.rows], work.draft)
+        work.scores = scores = self.target.score([row.slot for row in work.rows], work.draft)
         watch.stop()
-        return watch
+        return scores, watch
 
     def _commit(self, work: Round, found: list[Found]) -> list[Delta]:
         try:
@@ -187,10 +188,12 @@ class Engine:
         deltas, paths = [], []
         processed = self.options.logprobs_mode == "processed_logprobs"
         for b, found in enumerate(verdicts):
-            delta, path = grow(work.rows[b], found, self._by(work.rows[b]))
+            row = work.rows[b]
+            delta, path = grow(row, found, self._by(row) if found.path else "")
             if self._hits is not None:
                 self._hits.record(found.drafted, len(found.path))
-            add_logprobs(work, b, delta.tokens, path, processed)
+            if row.params.logprobs is not None:
+                add_logprobs(work, b, delta.tokens, path, processed)
             if self.trace is not None:
                 self.trace(trace_of(work, b, found, len(delta.tokens)))
             deltas.append(delta)
@@ -208,11 +211,9 @@ class Engine:
         assert work.verdict is not None
         start = time.perf_counter()
         cached = [r.tokens[r.cached - 1 - len(p) : r.cached] for r, p in zip(work.rows, paths, strict=True)]
-        felt, device = work.scores.taps.items(), work.scores.logits.device
-        nodes = [moved(torch.tensor([0, *p]), device) for p in paths] if felt else []
         taps: list[Mapping[int, torch.Tensor]] = [{} for _ in paths]
-        for b, at in enumerate(nodes):
-            taps[b] = {k: t[b, at] for k, t in felt}
+        if work.scores.taps:
+            taps = [_felt(work.scores, b, path) for b, path in enumerate(paths)]
         self.drafter.observe(work.rows, cached, taps)
         work.clock.draft += time.perf_counter() - start
         self.controller.record(work.rows, work.draft, work.verdict, work.laws)
@@ -225,3 +226,9 @@ class Engine:
         if self._hits is not None:
             self._hits.judge()
         return deltas
+
+
+def _felt(scores: Scores, b: int, path: list[int]) -> dict[int, torch.Tensor]:
+    """Pick the taps of row b's root and accepted nodes."""
+    at = moved(torch.tensor([0, *path]), scores.logits.device)
+    return {k: t[b, at] for k, t in scores.taps.items()}

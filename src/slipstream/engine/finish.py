@@ -52,6 +52,7 @@ class Ending:
         self._stop_ids = frozenset(params.stop_token_ids)
         self._eos_ids = frozenset() if params.ignore_eos else frozenset(eos_ids)
         self._detokenizer = detokenizer
+        self._push = detokenizer.push if detokenizer else _nothing
         self._count = 0
         self._held = ""  # text not released yet: it may be the beginning of a stop string
 
@@ -83,21 +84,21 @@ class Ending:
             released.append(self.close())
             return "stop", (token if token in self._stop_ids else None)
         piece = self._push(token)
-        stop = self._find_stop(piece) if may_stop and piece else None
+        stop = self._find_stop(piece) if self._params.stop and may_stop and piece else None
         if stop is not None:
             start, end, text = stop
             whole = self._held + piece
             released.append(whole[:end] if self._params.include_stop_str_in_output else whole[:start])
             self._held = ""
             return "stop", text
-        self._release(piece, released)
+        if self._params.stop:
+            self._release(piece, released)
+        else:
+            released.append(piece)
         if self.limit is not None and self._count >= self.limit:
             released.append(self.close())
             return "length", None
         return None
-
-    def _push(self, token: int) -> str:
-        return self._detokenizer.push(token) if self._detokenizer else ""
 
     def _flush(self) -> str:
         return self._detokenizer.flush() if self._detokenizer else ""
@@ -125,3 +126,8 @@ class Ending:
                     break
         self._held = text[len(text) - keep :] if keep else ""
         released.append(text[: len(text) - keep] if keep else text)
+
+
+def _nothing(token: int) -> str:
+    """Stand in for a detokenizer: no text."""
+    return ""

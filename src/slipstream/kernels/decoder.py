@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -22,6 +22,8 @@ from slipstream.nets.families import DecoderConfig, Rope
 from slipstream.nets.kv_cache import CacheShape
 from slipstream.nets.layers import Map, inverse_frequencies
 from slipstream.nets.passes import Nodes
+
+KernelPass: TypeAlias = tuple[Any, Nodes]  # the native cache, and what runs over it
 
 
 class Angles:
@@ -55,22 +57,6 @@ class PackedWeights:
         return sum(matrix.nbytes for matrix in self.matrices)
 
 
-@dataclass(frozen=True)
-class KernelPass:
-    """One forward: `counts[b]` new entries behind `starts[b]` cached ones in each slot; no trees means chains."""
-
-    cache: Any
-    slots: list[int]
-    starts: list[int]
-    counts: list[int]
-    trees: list[list[int]] | None
-    prompt: bool
-
-    def parents(self) -> list[int]:
-        """Return the parents of all nodes, row after row; [] for chains."""
-        return [parent for tree in self.trees or [] for parent in tree]
-
-
 class KernelNet:
     """The network without a cache: what drafters that share the target's tables read.
 
@@ -84,6 +70,7 @@ class KernelNet:
         self.angles = [Angles(rope, config.head_dim) for rope in rope_tables(config)]
         self.embed_scale = rounded_scale(config, dtype)
         self.vocab = 0  # columns of the logits, set by the loader
+        self._reach(1024)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Tokens [R] -> [R, H], as fed to the first layer."""
@@ -93,31 +80,39 @@ class KernelNet:
     def run(self, ids: Tensor, work: KernelPass, taps: Seq[int], head: bool) -> tuple[Tensor, dict[int, Tensor]]:
         """Run all layers over ids [R], row after row -> logits [R, V] (empty without `head`) and taps [R, H]."""
         tokens = ids.flatten().tolist()
-        return self.forward(tokens, work, taps, (len(tokens) if head else 0,))
+        return self.forward(tokens, *work, taps, (len(tokens) if head else 0,))[:2]
 
     def forward(
-        self, tokens: list[int], work: KernelPass, taps: Seq[int], shape: tuple[int, ...]
-    ) -> tuple[Tensor, dict[int, Tensor]]:
-        """Do what `run` does, with ids in a list and logits [*shape, V]."""
-        rows = len(tokens)
-        states = {tap: torch.empty(rows, self.config.hidden) for tap in taps}
-        logits = torch.empty(*shape, self.vocab)
-        last = max(map(operator.add, work.starts, work.counts))
-        for table in self.angles:
-            table.grow(last)
+        self, tokens: list[int], cache: Any, nodes: Nodes, taps: Seq[int], shape: tuple[int, ...]
+    ) -> tuple[Tensor, dict[int, Tensor], Tensor]:
+        """Do what `run` does, with ids in a list and logits [*shape, V]; return their peaks (types.Scores) too."""
+        states = {tap: torch.empty(len(tokens), self.config.hidden) for tap in taps}
+        logits, peaks = torch.empty(*shape, self.vocab), torch.empty(shape, dtype=torch.int64)
+        head = shape != (0,)
+        last = max(map(operator.add, nodes.starts, nodes.counts))
+        if last > self.positions:
+            self._reach(last)
         self.native.forward(
-            work.cache,
+            cache,
             tokens,
-            work.slots,
-            work.starts,
-            work.counts,
-            work.parents(),
-            [table.addresses for table in self.angles],
+            nodes.slots,
+            nodes.starts,
+            nodes.counts,
+            [parent for tree in nodes.trees for parent in tree] if nodes.trees else [],
+            self._tables,
             [(tap, out.data_ptr()) for tap, out in states.items()],
-            logits.data_ptr() if shape != (0,) else 0,
-            work.prompt,
+            logits.data_ptr() if head else 0,
+            peaks.data_ptr() if head else 0,
+            nodes.prompt,
         )
-        return logits, {tap: out.to(self.dtype) for tap, out in states.items()}
+        return logits, {tap: out.to(self.dtype) for tap, out in states.items()}, peaks
+
+    def _reach(self, positions: int) -> None:
+        """Have rotary tables of so many positions, or more."""
+        for table in self.angles:
+            table.grow(positions)
+        self.positions = min((table.positions for table in self.angles), default=positions)
+        self._tables = [table.addresses for table in self.angles]
 
     def logits(self, x: Tensor) -> Tensor:
         """Normed states [R, H] -> logits [R, V] in the dtype of the states."""
@@ -163,15 +158,17 @@ class KernelDecoder(CachedDecoder):
         self._scored: dict[int, list[int]] = {}
 
     def _rows(self, nodes: Nodes) -> Any:
-        return KernelPass(self._cache.native, nodes.slots, nodes.starts, nodes.counts, nodes.trees, nodes.prompt)
+        return self._cache.native, nodes
 
     def _one_by_one(self, nodes: Nodes, tokens: Tensor, taps: Seq[int]) -> tuple[Tensor, dict[int, Tensor]]:
         rows, n = tokens.shape
         ids = [token for line in real_ids(tokens, nodes.counts) for token in line]
         full = len(ids) == rows * n
         net: Any = self.net
-        logits, states = net.forward(ids, self._rows(nodes), taps, (rows, n) if full else (len(ids),))
+        shape = (rows, n) if full else (len(ids),)
+        logits, states, self.peaks = net.forward(ids, self._cache.native, nodes, taps, shape)
         if full and not taps:  # most passes
             return logits, {}
         real = places(n, nodes.counts)
+        self.peaks = padded(self.peaks.view(-1, 1), rows, n, real)[..., 0]
         return padded(logits, rows, n, real), {tap: padded(x, rows, n, real) for tap, x in states.items()}

@@ -118,6 +118,7 @@ class CachedDecoder:
     """
 
     own_threads = False  # torch's do the work
+    peaks: Tensor | None = None  # [B, N] of the last `nodes`, where the network says them (types.Scores)
 
     def __init__(self, net: Decoder, *, vocab: int, max_rows: int, max_len: int, max_nodes: int) -> None:
         self.net, self.max_rows, self.max_nodes = net, max_rows, max_nodes

@@ -24,23 +24,22 @@ __all__ = ["draft_law", "drafting_law", "fit_vocab", "laws", "needs_history"]
 _PAD = Cut(0.0)
 
 
-def laws(rows: list[Sequence], logits: Tensor, draft: Draft) -> Laws:
+def laws(rows: list[Sequence], logits: Tensor, draft: Draft, peaks: Tensor | None = None) -> Laws:
     """Return the target's law after each node from its raw logits [B, N, V], cut to the real vocabulary.
 
     A row whose processed logits hold NaN or +inf, or nothing above -inf, is marked in `bad` and replaced: the point 0,
     or the uniform law. Padding is never marked and always a point. Dense laws are float32, float64 from float64 logits.
+    `peaks` are what the target says of these logits (`Scores`): where they say all, the logits are not read.
     """
-    b, n, vocab = logits.shape
-    greedy = all(row.params.greedy for row in rows)
-    if any(map(touches, rows)):
-        x = edit_draft(rows, logits, draft)
-    else:
-        points = _sound_peaks(logits) if greedy else None
+    greedy, edited = all(row.params.greedy for row in rows), any(map(touches, rows))
+    if greedy and not edited:
+        points = _sound_peaks(logits) if peaks is None else _sound(peaks)
         if points is not None:
             return Laws(points=points)
-        x = logits.detach() if greedy else _float(logits)
+    x = edit_draft(rows, logits, draft) if edited else logits.detach() if greedy else _float(logits)
+    b, n, vocab = logits.shape
     flat = x.reshape(b * n, vocab)
-    points, broken = peaks(flat)
+    points, broken = peaks_of(flat)
     bad = None
     if broken is not None:
         real = moved(torch.arange(n) < on_host(draft.length)[:, None], x.device)
@@ -70,7 +69,7 @@ def drafting_law(rows: list[Sequence], prefixes: list[list[int]], logits: Tensor
     """
     edited = any(row.params.logit_bias or needs_history(row.params) for row in rows)
     x = edit_heads(rows, logits, prefixes) if edited else _float(logits)
-    points, broken = peaks(x)
+    points, broken = peaks_of(x)
     if broken is not None:
         x, points = _replace(x, points, broken)
     return law_rows(x, points, [Cut.of(row.params) for row in rows]), broken
@@ -92,7 +91,7 @@ def fit_vocab(x: Tensor, vocab: int, *, logits: bool) -> Tensor:
     return torch.where(mass > 0, kept / torch.where(mass > 0, mass, 1.0), 1.0 / vocab)
 
 
-def peaks(x: Tensor) -> tuple[Tensor, Tensor | None]:
+def peaks_of(x: Tensor) -> tuple[Tensor, Tensor | None]:
     """Return the argmax of rows x [R, V], lowest id on a tie, and which rows [R] have no finite peak (None: all do).
 
     An accelerator is not asked whether any has none: there it is never None.
@@ -108,6 +107,11 @@ def peaks(x: Tensor) -> tuple[Tensor, Tensor | None]:
     top, points = x.max(-1)
     broken = ~top.isfinite()
     return points, broken if maybe(broken) else None
+
+
+def _sound(peaks: Tensor) -> Tensor | None:
+    """Return what a target says of its logits if all are finite."""
+    return peaks if min(map(min, peaks.tolist())) >= 0 else None
 
 
 def _sound_peaks(x: Tensor) -> Tensor | None:

@@ -46,22 +46,14 @@ class Paths:
         return depth
 
 
-def penalised(params: SamplingParams) -> bool:
-    """Tell whether a penalty is on."""
-    return bool(params.repetition_penalty != 1.0 or params.presence_penalty or params.frequency_penalty)
-
-
 def needs_history(params: SamplingParams) -> bool:
     """Tell whether the law depends on the prefix beyond the logits, so that callers may skip building prefixes."""
-    return penalised(params) or params.min_tokens > 0 or bool(params.logits_processors)
+    return params.penalised or params.min_tokens > 0 or bool(params.logits_processors)
 
 
 def touches(row: Sequence) -> bool:
     """Tell whether any logit of this row may be edited in this round."""
-    params = row.params
-    if params.logit_bias or params.logits_processors or penalised(params):
-        return True
-    return row.generated < params.min_tokens
+    return row.params.edits or len(row.tokens) < row.prompt_len + row.params.min_tokens
 
 
 def edit_draft(rows: list[Sequence], logits: Tensor, draft: Draft) -> Tensor:
@@ -98,7 +90,7 @@ def edit(x: Tensor, row: Sequence, paths: Paths) -> None:
         _hold_back_ends(x, row, paths)
     for node in range(len(paths.tokens) if params.logits_processors else 0):
         _run_processors(x, node, params, paths)
-    if penalised(params):
+    if params.penalised:
         _penalise(x, params, paths)
 
 

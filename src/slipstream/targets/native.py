@@ -42,7 +42,7 @@ class NativeTarget:
         parents = None if draft.chain else draft.parents
         counts = None if draft.nodes == 1 else on_host(draft.length).tolist()
         logits, taps = self.decoder.nodes(slots, draft.tokens, parents, self.taps, counts)
-        return Scores(logits, taps)
+        return Scores.with_peaks(logits, taps, self.decoder.peaks)
 
     def commit(self, slots: list[int], paths: list[list[int]]) -> None:
         """Keep the root and the accepted nodes of the last `score`."""

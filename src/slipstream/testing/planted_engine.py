@@ -21,7 +21,7 @@ from slipstream.testing.toy_drafters import SampledToy
 from slipstream.types import Caps, Draft, Laws, Rngs, Scores, Sequence, Target
 
 
-def frozen_laws(rows: list[Sequence], logits: Tensor, draft: Draft) -> Laws:
+def frozen_laws(rows: list[Sequence], logits: Tensor, draft: Draft, peaks: Tensor | None = None) -> Laws:
     """Shape every node as if its prefix were the root's: penalties do not see the drafted tokens."""
     parts = [right_laws(rows, logits[:, i : i + 1], replace(_roots(draft), q=None)).probs for i in range(draft.nodes)]
     if parts[0] is None:

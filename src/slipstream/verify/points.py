@@ -19,6 +19,8 @@ Choose = Callable[[Tensor, int, Tensor], Tensor]
 
 def walk_points(draft: Draft, points: Tensor) -> Verdict:
     """Verify a greedy batch: points [B, N] is the target's token after each node."""
+    if draft.nodes == 1:
+        return plain_verdict(points.view(-1))
     if draft.chain:
         return _walk_chain(draft, points)
     return walk_tokens(draft, lambda node, _depth, _alive: points.gather(1, node[:, None])[:, 0])
@@ -66,8 +68,6 @@ def levels(draft: Draft) -> int:
 
 
 def _walk_chain(draft: Draft, points: Tensor) -> Verdict:
-    if draft.nodes == 1:
-        return plain_verdict(points.flatten())
     if points.is_cpu:
         return _walk_on_host(draft, points)
     node = torch.arange(1, max(2, draft.nodes), device=points.device)
@@ -79,27 +79,27 @@ def _walk_chain(draft: Draft, points: Tensor) -> Verdict:
 
 def _walk_on_host(draft: Draft, points: Tensor) -> Verdict:
     """Walk chains that lie in the host's memory in plain Python: a handful of tensor operations takes far longer."""
-    N = draft.nodes
-    paths, accepted, out = [], [], []
+    accepted, out = [], []
     for ids, wanted, length in zip(draft.tokens.tolist(), points.tolist(), draft.length.tolist(), strict=True):
         kept = 0
         while kept < length - 1 and ids[kept + 1] == wanted[kept]:
             kept += 1
-        paths.append([*range(1, kept + 1), *[-1] * (N - 1 - kept)])
         accepted.append(kept)
         out.append(wanted[kept])
-    return Verdict(torch.tensor(paths), torch.tensor(accepted), torch.tensor(out))
+    return Verdict(*_runs(draft.nodes, tuple(accepted)), torch.tensor(out))
 
 
 def plain_verdict(next_token: Tensor) -> Verdict:
     """Write the verdict [B] of rows that drafted nothing."""
-    path, accepted = _nothing(next_token.shape[0])
+    path, accepted = _runs(1, (0,) * len(next_token))
     if not next_token.is_cpu:
         path, accepted = moved(path, next_token.device), moved(accepted, next_token.device)
     return Verdict(path, accepted, next_token)
 
 
-@functools.lru_cache(maxsize=64)
-def _nothing(rows: int) -> tuple[Tensor, Tensor]:
-    """Path and count of rows that drafted nothing: read, never written."""
-    return torch.full((rows, 1), -1), torch.zeros(rows, dtype=torch.int64)
+@functools.lru_cache(maxsize=512)
+def _runs(nodes: int, accepted: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """Paths and counts of chains so many of whose tokens stand: read, never written."""
+    width = max(1, nodes - 1)
+    paths = [[*range(1, n + 1), *[-1] * (width - n)] for n in accepted]
+    return torch.tensor(paths, dtype=torch.int64), torch.tensor(accepted, dtype=torch.int64)
