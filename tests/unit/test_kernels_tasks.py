@@ -19,6 +19,8 @@ def test_each_task_is_worked_once_and_nobody_waits_for_a_slow_thread(tmp_path: P
     program = tmp_path / "check_tasks"
     kernels = ROOT / "src/kernels"
     sources = [ROOT / "tests/native/check_tasks.cpp", kernels / "pool.cpp"]
-    subprocess.run([str(COMPILER), "-std=c++17", "-O1", "-pthread", f"-I{kernels}", *sources, "-o", program], check=True)
+    subprocess.run(
+        [str(COMPILER), "-std=c++17", "-O1", "-pthread", f"-I{kernels}", *sources, "-o", program], check=True
+    )
     done = subprocess.run([program], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout
