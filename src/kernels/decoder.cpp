@@ -5,6 +5,7 @@
 #include <stdexcept>
 
 #include "forward.h"
+#include "multiply.h"
 #include "pack.h"
 
 namespace slipstream {
@@ -33,8 +34,7 @@ void check(const std::vector<float>& norm, int size, bool optional, const char* 
 void multiply_all(const Projection& head, const Input& input, int rows, float* out, int stride, Slice slice) {
   int at = 0;
   for (const auto& part : head.parts) {
-    for (Tasks tasks(part->blocks(), 1, slice); tasks.next();)
-      multiply_blocks(*part, input, rows, out + at, stride, tasks.now());
+    multiply(*part, input, rows, out + at, stride, Role::decoded, slice);
     at += part->out;
   }
 }

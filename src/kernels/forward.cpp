@@ -4,6 +4,8 @@
 #include <cmath>
 #include <cstring>
 
+#include "multiply.h"
+
 namespace slipstream {
 
 namespace {
@@ -15,7 +17,7 @@ constexpr int kTasksForEach = 4;  // tasks of attention for each thread that sha
 Forward::Forward(const Decoder& decoder, const Pass& pass, Cache& cache, Workspace& work, int first, int rows)
     : decoder_(decoder), shape_(decoder.shape()), pass_(pass), cache_(cache), work_(work), ops_(row_ops()),
       pool_(Pool::instance()), first_(first), rows_(rows), wide_(std::max(shape_.qkv(), 2 * shape_.mlp)),
-      states_wanted_(pass.logits != nullptr), least_(pass.role == Role::prompt ? kPromptBlocks : 1) {
+      states_wanted_(pass.logits != nullptr) {
   const int layers = static_cast<int>(decoder.layers().size());
   for (const auto& [index, out] : pass.taps) states_wanted_ |= index < 0 || index == layers;
   if (pass.peaks) peaks_.assign(static_cast<size_t>(pool_.threads()) * rows, {-HUGE_VALF, 0});
@@ -116,8 +118,7 @@ void Forward::project(const Projection& projection, const Input& input, float* y
                       const Projection* next) {
   int at = 0;
   for (const auto& part : projection.parts) {
-    for (Tasks tasks(part->blocks(), least_, slice); tasks.next();)
-      (pass_.role == Role::prompt ? multiply_prompt : multiply_blocks)(*part, input, rows_, y + at, stride, tasks.now());
+    multiply(*part, input, rows_, y + at, stride, pass_.role, slice);
     at += part->out;
   }
   if (next && !next->parts.empty()) fetch(*next->parts.front(), slice);

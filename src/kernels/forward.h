@@ -61,7 +61,6 @@ class Forward {
   const int first_, rows_;
   int wide_;  // stride of `projected`
   bool states_wanted_;
-  int least_;  // blocks of a product that a thread takes at once
   std::vector<int> slots_, places_, positions_;  // of each row
   std::vector<Sight> sights_;
   std::vector<std::vector<int>> paths_;

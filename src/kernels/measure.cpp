@@ -5,7 +5,7 @@
 #include <chrono>
 
 #include "buffer.h"
-#include "pool.h"
+#include "multiply.h"
 
 namespace slipstream {
 namespace {
@@ -61,8 +61,7 @@ double pass_seconds(const std::vector<const Matrix*>& matrices, int rows) {
     for (const Matrix* each : matrices) {
       prepare(each->kind, x.data(), cols, rows, each->in, input, slice);
       pool.barrier();
-      for (Tasks tasks(each->blocks(), 1, slice); tasks.next();)
-        multiply_blocks(*each, input, rows, y.data(), each->out, tasks.now());
+      multiply(*each, input, rows, y.data(), each->out, Role::decoded, slice);
       pool.barrier();
     }
   });

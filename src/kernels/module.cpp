@@ -8,6 +8,7 @@
 #include "cpu.h"
 #include "gemm.h"
 #include "measure.h"
+#include "multiply.h"
 #include "pack.h"
 #include "pool.h"
 
@@ -63,8 +64,7 @@ void linear(const Matrix& matrix, uintptr_t x, int rows, uintptr_t y, bool promp
   pool.run([&](Slice slice) {
     prepare(form_of(matrix.kind, role), at<float>(x), matrix.in, rows, matrix.in, input, slice);
     pool.barrier();
-    for (Tasks tasks(matrix.blocks(), prompt ? kPromptBlocks : 1, slice); tasks.next();)
-      (prompt ? multiply_prompt : multiply_blocks)(matrix, input, rows, at<float>(y), matrix.out, tasks.now());
+    multiply(matrix, input, rows, at<float>(y), matrix.out, role, slice);
   });
 }
 
