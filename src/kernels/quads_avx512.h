@@ -72,10 +72,11 @@ void quad_strip(const Strip& strip, int tile) {
     for (int t = 0; t < kTiles; t++) totals[r * kTiles + t] = open_total(strip, r, tile + t);
   const uint8_t* x = strip.job.values + strip.place(strip.first) * layout::kByteRows;
   const uint8_t* next = strip.next + tile * (strip.last - strip.first) * kLines * 64;
+  Scales<Store> scales[kTiles];
   for (int group = strip.first; group < strip.last; group++, x += layout::kByteRows) {
     fetch<kLines>(next);
     Scale s[kTiles];
-    for (int t = 0; t < kTiles; t++) s[t] = Store::scale(strip.block, group, tile + t);
+    for (int t = 0; t < kTiles; t++) s[t] = Scales<Store>::next(scales[t], strip.block, group, tile + t);
     const uint8_t* codes = Store::at(strip.block, group) + tile * Store::kTileCodes;
     add_quads<Store, kFirst, kTiles>(codes, s, x, strip.factors(group), totals);
     if constexpr (kSecond > 0)

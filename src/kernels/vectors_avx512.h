@@ -68,10 +68,17 @@ struct SuperGroups {
   static constexpr int kTileCodes = layout::kFourCodes / 2;
   static size_t block_bytes(int groups) { return layout::super_offset(groups) - layout::kHeader; }
   static const uint8_t* at(const uint8_t* block, int group) { return block + layout::super_offset(group); }
-  SLIPSTREAM_INLINE Scale scale(const uint8_t* block, int group, int tile) {
+  // d and m of 16 columns in all groups of a super-block.
+  SLIPSTREAM_INLINE Scale shared(const uint8_t* block, int group, int tile) {
     const uint8_t* header = block + layout::super_offset(group & ~7) - layout::kHeader + tile * 32;
+    return {halves(header), halves(header + 64)};
+  }
+  SLIPSTREAM_INLINE Scale scale(const uint8_t* block, int group, int tile, const Scale& shared) {
     const uint8_t* factors = at(block, group) + layout::kFourCodes + tile * 16;
-    return {_mm512_mul_ps(halves(header), bytes(factors)), _mm512_mul_ps(halves(header + 64), bytes(factors + 32))};
+    return {_mm512_mul_ps(shared.d, bytes(factors)), _mm512_mul_ps(shared.m, bytes(factors + 32))};
+  }
+  SLIPSTREAM_INLINE Scale scale(const uint8_t* block, int group, int tile) {
+    return scale(block, group, tile, shared(block, group, tile));
   }
 };
 
@@ -88,6 +95,25 @@ struct EightGroups {
   SLIPSTREAM_INLINE Scale scale(const uint8_t* block, int group, int tile) {
     __m512 d = halves(at(block, group) + layout::kEightCodes + tile * 32);
     return {kWidened ? _mm512_mul_ps(d, _mm512_set1_ps(kWiden)) : d, _mm512_setzero_ps()};
+  }
+};
+
+// Scales of a tile, group after group from the beginning of a strip on: what groups share is read once.
+template <class Store>
+struct Scales {
+  SLIPSTREAM_INLINE Scale next(Scales&, const uint8_t* block, int group, int tile) { return Store::scale(block, group, tile); }
+};
+
+template <>
+struct Scales<SuperGroups> {
+  alignas(64) float d[16], m[16];  // in memory: registers are for totals
+  SLIPSTREAM_INLINE Scale next(Scales& own, const uint8_t* block, int group, int tile) {
+    if (group % layout::kSuperGroups == 0) {
+      const Scale shared = SuperGroups::shared(block, group, tile);
+      _mm512_store_ps(own.d, shared.d);
+      _mm512_store_ps(own.m, shared.m);
+    }
+    return SuperGroups::scale(block, group, tile, {_mm512_load_ps(own.d), _mm512_load_ps(own.m)});
   }
 };
 
@@ -182,7 +208,7 @@ SLIPSTREAM_INLINE __m512 add_scaled(__m512 total, __m512i product, const Scale& 
 
 // Groups are worked through in strips, so that the activations of a strip stay in the first-level cache while all blocks
 // go by; between strips the totals lie in y. A total is the same chain of additions wherever it rests.
-constexpr int kStrip = 48;
+constexpr int kStrip = 48;  // whole super-blocks
 
 struct Strip {
   const Product& job;

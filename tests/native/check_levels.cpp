@@ -29,7 +29,8 @@ constexpr Case kCases[] = {
     {"q8", Kind::q8, Source::float32, 70, 330},         {"q4a8", Kind::q4a8, Source::float32, 70, 330},
     {"w8a8", Kind::w8a8, Source::float32, 70, 330},     {"q4 Q4_K", Kind::q4, Source::gguf_q4_k, 37, 2304},
     {"q4a8 Q4_K", Kind::q4a8, Source::gguf_q4_k, 37, 2304}, {"w8a8 one", Kind::w8a8, Source::float32, 1, 1},
-    {"q4a8 one", Kind::q4a8, Source::float32, 33, 33},
+    {"q4a8 one", Kind::q4a8, Source::float32, 33, 33},   {"q4a8 long", Kind::q4a8, Source::float32, 37, 1600},
+    {"w8a8 long", Kind::w8a8, Source::float32, 37, 1600},
 };
 
 Matrix filled(const Case& c) {
@@ -111,7 +112,7 @@ bool check(Level level, const Case& c, Role role) {
   const std::vector<float> x = activations(c.in), y = product(matrix, role, x.data(), kMost);
   const double off = error(matrix, x, y);
   const bool same = same_in_any_company(matrix, role, x, y), good = off < allowed && same;
-  std::printf("gemm %-8s %-9s %s error %.1e of the terms, bits %s: %s\n", name(level), c.name,
+  std::printf("gemm %-8s %-10s %s error %.1e of the terms, bits %s: %s\n", name(level), c.name,
               role == Role::prompt ? "prompt " : "decoded", off, same ? "kept" : "CHANGED", good ? "ok" : "FAILED");
   return good;
 }
