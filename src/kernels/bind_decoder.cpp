@@ -82,7 +82,8 @@ void check(const Pass& pass, const Decoder& decoder, const Cache& cache) {
     if (layer.rope >= static_cast<int>(pass.angles.size())) throw std::invalid_argument("a rotary table is missing");
 }
 
-void forward(Decoder& decoder, Cache& cache, std::vector<int64_t> tokens, std::vector<int> slots,
+// Returns the peaks, where they were asked for.
+std::vector<int64_t> forward(Decoder& decoder, Cache& cache, std::vector<int64_t> tokens, std::vector<int> slots,
              std::vector<int> starts, std::vector<int> counts, std::vector<int> parents, const std::vector<std::pair<Address, Address>>& angles,
              const std::vector<std::pair<int, Address>>& taps, Address logits,
              Address peaks, bool prompt) {
@@ -98,8 +99,12 @@ void forward(Decoder& decoder, Cache& cache, std::vector<int64_t> tokens, std::v
   pass.peaks = at<int64_t>(peaks);
   pass.role = prompt ? Role::prompt : Role::decoded;
   check(pass, decoder, cache);
-  nb::gil_scoped_release released;
-  decoder.forward(pass, cache);
+  {
+    nb::gil_scoped_release released;
+    decoder.forward(pass, cache);
+  }
+  if (!pass.peaks) return {};
+  return {pass.peaks, pass.peaks + pass.tokens.size()};
 }
 
 void bind_cache(nb::module_& m) {

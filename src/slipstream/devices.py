@@ -8,6 +8,7 @@ On a CPU all of this is the plain thing. No arithmetic here.
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 _KNOWN = "_on_host"
+_LISTED = "_host_values"
 
 
 def moved(x: Tensor, device: torch.device | str) -> Tensor:
@@ -56,6 +58,35 @@ def on_host(x: Tensor) -> Tensor:
 def known(x: Tensor) -> bool:
     """Say whether the host knows the values of x, so that `on_host` does not wait."""
     return x.is_cpu or hasattr(x, _KNOWN)
+
+
+def listed(x: Tensor) -> list[Any]:
+    """Return the values of x as nested lists, and remember them: neither x nor they may be written to afterwards.
+
+    A round asks for the same few numbers again and again, each time a tensor operation that takes longer than the rest.
+    """
+    values: list[Any] | None = getattr(x, _LISTED, None)
+    if values is None:
+        host = on_host(x)
+        values = x.tolist() if host is x else listed(host)
+        setattr(x, _LISTED, values)
+    return values
+
+
+def remembered(x: Tensor, values: list[Any]) -> Tensor:
+    """Return x, of which the host knows that it holds these values: see `listed`."""
+    setattr(x, _LISTED, values)
+    return x
+
+
+@functools.lru_cache(maxsize=4096)
+def one_each(ids: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """Return one id for each row, as [B] and as [B, 1], on the host: a text's tokens come again, and are made once.
+
+    They are shared: read, never written.
+    """
+    flat = torch.tensor(ids, dtype=torch.int64)
+    return remembered(flat, list(ids)), remembered(flat[:, None], [[token] for token in ids])
 
 
 def maybe(mask: Tensor) -> bool:
@@ -162,16 +193,20 @@ class AtWork(threading.local):
 class Stopwatch:
     """Seconds of work on a device, without waiting for it: read `seconds` after something else has waited."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, at: Tensor) -> None:
+        """Start; `at` lies on the device."""
         self._events: list[Any] = []
-        self._cuda = device.type == "cuda" and torch.cuda.is_available()
-        self._start, self._end = time.perf_counter(), 0.0
-        self._mark()
+        self._cuda = at.is_cuda and torch.cuda.is_available()
+        self._end = 0.0
+        if self._cuda:
+            self._mark()
+        self._start = time.perf_counter()
 
     def stop(self) -> None:
         """End the measurement at what is queued now."""
         self._end = time.perf_counter()
-        self._mark()
+        if self._cuda:
+            self._mark()
 
     @property
     def seconds(self) -> float:
@@ -181,7 +216,6 @@ class Stopwatch:
         return self._end - self._start
 
     def _mark(self) -> None:
-        if self._cuda:
-            event = torch.cuda.Event(enable_timing=True)
-            event.record()
-            self._events.append(event)
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        self._events.append(event)

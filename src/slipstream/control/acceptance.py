@@ -12,6 +12,7 @@ from collections.abc import Sequence as Seq
 
 import torch
 
+from slipstream.devices import listed
 from slipstream.types import Draft, Draw, Laws, Verdict
 
 OWN_WEIGHT = 6.0  # rounds that what is known of other requests counts for, in the estimate for one
@@ -64,7 +65,7 @@ def survival(shares: Seq[float], tree: bool) -> list[float]:
 
 def reached(draft: Draft, verdict: Verdict, laws: Laws, soft: bool = True) -> list[list[float]]:
     """Return, for each row, the values of the drafted positions of its chain that were reached."""
-    accepted, length = verdict.accepted.tolist(), draft.length.tolist()
+    accepted, length = listed(verdict.accepted), listed(draft.length)
     found = []
     for b, (kept, n) in enumerate(zip(accepted, length, strict=True)):
         count = min(kept + 1, n - 1)

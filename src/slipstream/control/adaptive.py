@@ -31,6 +31,7 @@ from slipstream.control.prices import Prices
 from slipstream.control.profile import Profile
 from slipstream.control.reading import GLANCE, hold_back, left_to_write
 from slipstream.control.sureness import Sureness
+from slipstream.devices import listed
 from slipstream.types import Draft, Laws, RequestError, Sequence, Verdict
 
 _NOTHING = Plan(-1, 0)
@@ -125,7 +126,7 @@ class AdaptiveBudget:
         """Learn from the round: what stood, what would have stood, and how long it took."""
         seconds = self._now() - self._began
         owns = [self._own(row) for row in rows]
-        lengths = draft.length.tolist() if draft.nodes > 1 else [1] * len(rows)
+        lengths = listed(draft.length) if draft.nodes > 1 else [1] * len(rows)
         drafted = [n - 1 if own.plan.length else 0 for own, n in zip(owns, lengths, strict=True)]
         if not any(own.plan.length and own.plan.arm in own.unread for own in owns):  # reading is no part of a round
             self._time(rows, drafted, seconds)
@@ -293,10 +294,10 @@ def _kind(greedy: bool) -> str:
 
 def _emitted(draft: Draft, verdict: Verdict) -> tuple[list[list[int]], list[list[int]]]:
     """Return the tokens of each row's path and the one after it, and the paths."""
-    after = verdict.next_token.tolist()
+    after = listed(verdict.next_token)
     if draft.nodes == 1:
         return [[token] for token in after], [[] for _ in after]
-    ids, accepted = draft.tokens.tolist(), verdict.accepted.tolist()
-    paths = [path[:n] for path, n in zip(verdict.path.tolist(), accepted, strict=True)]
+    ids, accepted = listed(draft.tokens), listed(verdict.accepted)
+    paths = [path[:n] for path, n in zip(listed(verdict.path), accepted, strict=True)]
     tokens = [[*(own[i] for i in path), token] for own, path, token in zip(ids, paths, after, strict=True)]
     return tokens, paths

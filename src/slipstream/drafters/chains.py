@@ -11,7 +11,7 @@ from collections.abc import Sequence as Seq
 import torch
 from torch import Tensor
 
-from slipstream.devices import moved
+from slipstream.devices import moved, one_each
 from slipstream.types import Draft, Draw, Sequence
 
 
@@ -47,9 +47,9 @@ def chain_draft(
 
 @functools.lru_cache(maxsize=4096)
 def _roots(ids: tuple[int, ...], device: torch.device | str) -> Draft:
-    """The draft of rows that guess nothing: a text's tokens come again, and so need not be made again."""
+    """The draft of rows that guess nothing."""
     parents, ones, fixed = _skeleton(len(ids), 1, device)
-    return Draft(moved(torch.tensor(ids, dtype=torch.int64)[:, None], device), parents, ones, fixed)
+    return Draft(moved(one_each(ids)[1], device), parents, ones, fixed)
 
 
 @functools.lru_cache(maxsize=128)

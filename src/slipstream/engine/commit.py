@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from slipstream.devices import Faults, moved, on_host
+from slipstream.devices import Faults, listed, moved
 from slipstream.engine.stats import Clock
 from slipstream.sampling import token_logprobs
 from slipstream.types import Delta, Draft, Laws, Rngs, Scores, Sequence, Token, Verdict
@@ -60,9 +60,9 @@ def to_host(work: Round, faults: Faults | None = None) -> list[Found]:
     if verdict.path.is_cpu and draft.tokens.is_cpu:
         flags = [None] * len(work.rows) if bad is None else bad.tolist()
         if draft.nodes == 1:  # nothing was drafted: only one number of each row is news
-            tokens = verdict.next_token.tolist()
+            tokens = listed(verdict.next_token)
             return [Found(0, [], [t], 0 if marks and marks[0] else 1) for t, marks in zip(tokens, flags, strict=True)]
-        lists = (t.tolist() for t in (verdict.accepted, verdict.next_token, draft.length, verdict.path, draft.tokens))
+        lists = map(listed, (verdict.accepted, verdict.next_token, draft.length, verdict.path, draft.tokens))
         return [_found(*line) for line in zip(*lists, flags, strict=True)]
     nodes, depth = draft.nodes, verdict.path.shape[1]
     columns = [verdict.accepted[:, None], verdict.next_token[:, None], draft.length[:, None], verdict.path]
@@ -141,5 +141,5 @@ def add_logprobs(work: Round, b: int, tokens: list[Token], path: list[int], proc
 def trace_of(work: Round, b: int, found: Found, kept: int) -> RoundTrace:
     """Describe row b's round for a viewer."""
     nodes = found.drafted + 1
-    tokens, parents = (on_host(t)[b, :nodes].tolist() for t in (work.draft.tokens, work.draft.parents))
+    tokens, parents = (listed(t)[b][:nodes] for t in (work.draft.tokens, work.draft.parents))
     return RoundTrace(work.rows[b], tokens, parents, found.path, found.tokens[-1], kept)

@@ -166,7 +166,7 @@ class Engine:
         return max(0, min(budget, self.target.caps.max_nodes - 1))
 
     def _score(self, work: Round) -> tuple[Scores, Stopwatch]:
-        watch = Stopwatch(work.draft.tokens.device)
+        watch = Stopwatch(work.draft.tokens)
         work.scores = scores = self.target.score([row.slot for row in work.rows], work.draft)
         watch.stop()
         return scores, watch

@@ -6,7 +6,7 @@ import dataclasses
 
 import torch
 
-from slipstream.devices import known, moved, on_host
+from slipstream.devices import known, listed, moved, on_host
 from slipstream.types import Draft, Draw, WorkError
 
 
@@ -23,16 +23,16 @@ def checked(draft: Draft, budget: list[int], vocab: int, name: str) -> Draft:
         raise WorkError(f"drafter {name!r} drafted {longest} nodes with a budget of {max(budget)}")
     if not all(known(part) for part in (draft.tokens, draft.length, draft.draw)):
         return draft  # on an accelerator, and never on the host: the checks would have to wait for it
-    for length, most in zip(on_host(draft.length).tolist(), budget, strict=True):
+    for length, most in zip(listed(draft.length), budget, strict=True):
         if length - 1 > most:
             raise WorkError(f"drafter {name!r} drafted {length - 1} nodes with a budget of {most}")
     return _real_ids(draft, vocab, name)
 
 
 def _real_ids(draft: Draft, vocab: int, name: str) -> Draft:
-    tokens = on_host(draft.tokens)
-    if all(0 <= token < vocab for row in tokens.tolist() for token in row):
+    if all(0 <= min(row) <= max(row) < vocab for row in listed(draft.tokens)):
         return draft
+    tokens = on_host(draft.tokens)
     lengths, draw = on_host(draft.length), on_host(draft.draw)
     outside = (tokens < 0) | (tokens >= vocab)
     valid = torch.arange(draft.nodes) < lengths[:, None]

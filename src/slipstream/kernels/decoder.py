@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from slipstream.devices import remembered
 from slipstream.kernels.cache import KernelCache
 from slipstream.kernels.linear import Table
 from slipstream.nets.decoder import CachedDecoder, padded, places, real_ids
@@ -92,7 +93,7 @@ class KernelNet:
         last = max(map(operator.add, nodes.starts, nodes.counts))
         if last > self.positions:
             self._reach(last)
-        self.native.forward(
+        told = self.native.forward(
             cache,
             tokens,
             nodes.slots,
@@ -105,6 +106,8 @@ class KernelNet:
             peaks.data_ptr() if head else 0,
             nodes.prompt,
         )
+        if len(shape) == 2:
+            remembered(peaks, [told[at : at + shape[1]] for at in range(0, len(told), shape[1])])
         return logits, {tap: out.to(self.dtype) for tap, out in states.items()}, peaks
 
     def _reach(self, positions: int) -> None:

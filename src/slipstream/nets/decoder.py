@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from slipstream.devices import known, moved, on_host, refuse
+from slipstream.devices import known, listed, moved, refuse
 from slipstream.nets.batch_runner import runner_for
 from slipstream.nets.families import DecoderConfig, read_config
 from slipstream.nets.kv_cache import CacheShape, KVCache
@@ -177,7 +177,7 @@ class CachedDecoder:
         ids = self._ids(tokens, lengths)
         trees = None
         if parents is not None:
-            trees = [_checked(p[:m]) for p, m in zip(on_host(parents).tolist(), lengths, strict=True)]
+            trees = [_checked(p[:m]) for p, m in zip(listed(parents), lengths, strict=True)]
         for slot in slots:
             self._scored.pop(slot, None)
         work = Nodes(list(slots), starts, lengths, trees)
@@ -220,7 +220,7 @@ class CachedDecoder:
         """Check ids before the lookup: on a GPU a wrong one would take the whole process down."""
         vocab = self.net.config.vocab
         if known(tokens):
-            for line in [on_host(tokens).tolist()] if counts is None else real_ids(tokens, counts):
+            for line in [listed(tokens)] if counts is None else real_ids(tokens, counts):
                 if line and not 0 <= min(line) <= max(line) < vocab:
                     raise _no_id(next(token for token in line if not 0 <= token < vocab), vocab)
             return tokens
@@ -263,7 +263,7 @@ class CachedDecoder:
 
 def real_ids(tokens: Tensor, counts: Seq[int]) -> list[list[int]]:
     """Return the ids of the nodes there are, row by row, of tokens [B, N] that the host knows."""
-    return [line[:m] for line, m in zip(on_host(tokens).tolist(), counts, strict=True)]
+    return [line[:m] for line, m in zip(listed(tokens), counts, strict=True)]
 
 
 def _no_id(token: int, vocab: int) -> RequestError:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from slipstream.devices import maybe, moved, on_host
+from slipstream.devices import listed, maybe, moved, on_host
 from slipstream.sampling.processors import edit_draft, edit_heads, needs_history, touches
 from slipstream.sampling.truncate import Cut, law_rows
 from slipstream.types import Draft, Laws, Sequence
@@ -48,7 +48,7 @@ def laws(rows: list[Sequence], logits: Tensor, draft: Draft, peaks: Tensor | Non
         flat, points = _replace(flat, points, broken)
     if greedy:
         return Laws(points=points.view(b, n), bad=bad)
-    length = on_host(draft.length).tolist()
+    length = listed(draft.length)
     cuts = [Cut.of(row.params) if i < length[r] else _PAD for r, row in enumerate(rows) for i in range(n)]
     return Laws(probs=law_rows(flat, points, cuts).view(b, n, vocab), bad=bad)
 
@@ -111,7 +111,7 @@ def peaks_of(x: Tensor) -> tuple[Tensor, Tensor | None]:
 
 def _sound(peaks: Tensor) -> Tensor | None:
     """Return what a target says of its logits if all are finite."""
-    return peaks if min(map(min, peaks.tolist())) >= 0 else None
+    return peaks if min(map(min, listed(peaks))) >= 0 else None
 
 
 def _sound_peaks(x: Tensor) -> Tensor | None:

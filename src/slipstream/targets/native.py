@@ -11,7 +11,7 @@ from collections.abc import Sequence as Seq
 
 from torch import Tensor
 
-from slipstream.devices import on_host
+from slipstream.devices import listed
 from slipstream.nets.decoder import CachedDecoder
 from slipstream.types import Caps, Draft, Scores
 
@@ -40,7 +40,7 @@ class NativeTarget:
     def score(self, slots: list[int], draft: Draft) -> Scores:
         """Run one forward over all nodes of a draft, commit nothing; rows beyond a draft's `length` are zeros."""
         parents = None if draft.chain else draft.parents
-        counts = None if draft.nodes == 1 else on_host(draft.length).tolist()
+        counts = None if draft.nodes == 1 else listed(draft.length)
         logits, taps = self.decoder.nodes(slots, draft.tokens, parents, self.taps, counts)
         return Scores.with_peaks(logits, taps, self.decoder.peaks)
 

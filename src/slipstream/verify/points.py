@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from slipstream.devices import maybe, moved, on_host
+from slipstream.devices import listed, maybe, moved, one_each, remembered
 from slipstream.types import Draft, Verdict
 
 Choose = Callable[[Tensor, int, Tensor], Tensor]
@@ -20,6 +20,8 @@ Choose = Callable[[Tensor, int, Tensor], Tensor]
 def walk_points(draft: Draft, points: Tensor) -> Verdict:
     """Verify a greedy batch: points [B, N] is the target's token after each node."""
     if draft.nodes == 1:
+        if points.is_cpu:
+            return plain_verdict(one_each(tuple([ids[0] for ids in listed(points)]))[0])
         return plain_verdict(points.view(-1))
     if draft.chain:
         return _walk_chain(draft, points)
@@ -59,7 +61,7 @@ def levels(draft: Draft) -> int:
     if draft.chain or draft.tokens.device.type == "cpu":
         return draft.nodes
     deepest = 0
-    for parents, length in zip(on_host(draft.parents).tolist(), on_host(draft.length).tolist(), strict=True):
+    for parents, length in zip(listed(draft.parents), listed(draft.length), strict=True):
         depths = [0]
         for parent in parents[1:length]:
             depths.append(depths[parent] + 1)
@@ -80,18 +82,18 @@ def _walk_chain(draft: Draft, points: Tensor) -> Verdict:
 def _walk_on_host(draft: Draft, points: Tensor) -> Verdict:
     """Walk chains that lie in the host's memory in plain Python: a handful of tensor operations takes far longer."""
     accepted, out = [], []
-    for ids, wanted, length in zip(draft.tokens.tolist(), points.tolist(), draft.length.tolist(), strict=True):
+    for ids, wanted, length in zip(listed(draft.tokens), listed(points), listed(draft.length), strict=True):
         kept = 0
         while kept < length - 1 and ids[kept + 1] == wanted[kept]:
             kept += 1
         accepted.append(kept)
         out.append(wanted[kept])
-    return Verdict(*_runs(draft.nodes, tuple(accepted)), torch.tensor(out))
+    return Verdict(*_runs(draft.nodes, tuple(accepted)), remembered(torch.tensor(out), out))
 
 
 def plain_verdict(next_token: Tensor) -> Verdict:
     """Write the verdict [B] of rows that drafted nothing."""
-    path, accepted = _runs(1, (0,) * len(next_token))
+    path, accepted = _runs(1, (0,) * next_token.shape[0])
     if not next_token.is_cpu:
         path, accepted = moved(path, next_token.device), moved(accepted, next_token.device)
     return Verdict(path, accepted, next_token)
@@ -102,4 +104,8 @@ def _runs(nodes: int, accepted: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """Paths and counts of chains so many of whose tokens stand: read, never written."""
     width = max(1, nodes - 1)
     paths = [[*range(1, n + 1), *[-1] * (width - n)] for n in accepted]
-    return torch.tensor(paths, dtype=torch.int64), torch.tensor(accepted, dtype=torch.int64)
+    kept = list(accepted)
+    return (
+        remembered(torch.tensor(paths, dtype=torch.int64), paths),
+        remembered(torch.tensor(kept, dtype=torch.int64), kept),
+    )
