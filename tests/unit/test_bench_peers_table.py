@@ -126,3 +126,15 @@ def test_drawing_needs_measurements_and_puts_them_between_the_markers(tmp_path: 
         assert "old" not in text
     (tmp_path / "README.md").write_text("no markers")
     assert bench_peers.main(argv) == 3
+
+
+def test_engines_may_be_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    chosen = bench_peers.parser().parse_args(["--engines", "slipstream"])
+    assert list(bench_peers.runners_of("smollm2-135m-instruct", chosen.engines.split(","))) == ["slipstream"]
+    suite = bench_peers.load_suite("peers")
+    everyone = bench_peers.settings(bench_peers.parser().parse_args([]), suite, "m")
+    assert bench_peers.settings(chosen, suite, "m") == {**everyone, "engines": "slipstream"}
+    for wrong in ("hf", "slipstream,vllm"):
+        assert bench_peers.main(["--engines", wrong, "--output", str(tmp_path / "r.jsonl")]) == 2
+        assert "name slipstream, and any of slipstream, llama-cpp, hf" in capsys.readouterr().err
+    assert not (tmp_path / "r.jsonl").exists()

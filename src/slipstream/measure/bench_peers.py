@@ -13,6 +13,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Iterator
+from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from slipstream.measure.entry import guarded
 from slipstream.measure.peers.worker import OURS, Setup, Worker
 from slipstream.measure.results import Results
 from slipstream.measure.suites import Suite, load_suite
-from slipstream.types import WorkError
+from slipstream.types import RequestError, WorkError
 
 MODELS = ("smollm2-135m-instruct", "qwen2.5-coder-1.5b-instruct")
 DRAFTS = {"qwen2.5-coder-1.5b-instruct": "qwen2.5-coder-0.5b-instruct"}  # what transformers drafts with
@@ -55,6 +56,7 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument("--models", default=",".join(MODELS), metavar="NAME,...", help="catalogue models (%(default)s)")
     p.add_argument("--suite", default="peers", metavar="peers|PATH", help="shipped prompts, or a JSONL file (peers)")
+    p.add_argument("--engines", default=",".join(ENGINES), metavar="NAME,...", help="who takes part (%(default)s)")
     p.add_argument("--limit", type=int, metavar="N", help="at most N prompts, taken from the tasks in turn")
     p.add_argument("--max-tokens", type=int, default=48, metavar="N", help="most new tokens (%(default)s)")
     p.add_argument("--repeats", type=int, default=2, metavar="N", help="of slipstream and llama.cpp (%(default)s)")
@@ -68,6 +70,9 @@ def parser() -> argparse.ArgumentParser:
 def _run(args: argparse.Namespace) -> int:
     for name in ("max_tokens", "repeats", "hf_repeats"):
         whole(name, getattr(args, name), least=1)
+    engines = args.engines.split(",")
+    if "slipstream" not in engines or set(engines) - set(ENGINES):
+        raise RequestError(f"--engines {args.engines}: name slipstream, and any of {', '.join(ENGINES)}")
     suite = load_suite(args.suite).limited(args.limit)
     found = []
     for model in args.models.split(","):
@@ -91,13 +96,16 @@ def settings(args: argparse.Namespace, suite: Suite, model: str) -> dict[str, An
     from slipstream.measure.record import cpu_name
 
     ids = [p.id for p in suite.prompts]
-    return {"model": model, "suite": suite.name, "prompts": ids, "max_tokens": args.max_tokens, "cpu": cpu_name()}
+    found = {"model": model, "suite": suite.name, "prompts": ids, "max_tokens": args.max_tokens, "cpu": cpu_name()}
+    return found if args.engines == ",".join(ENGINES) else {**found, "engines": args.engines}
 
 
-def runners_of(model: str) -> dict[str, tuple[str, ...]]:
-    """Return engine -> runners: those that are installed, and that this model has a draft for."""
+def runners_of(model: str, chosen: Seq[str]) -> dict[str, tuple[str, ...]]:
+    """Return engine -> runners: those of the chosen that are installed, and that this model has a draft for."""
     found = {}
     for engine, runners in ENGINES.items():
+        if engine not in chosen:
+            continue
         if engine in PACKAGES and importlib.util.find_spec(PACKAGES[engine]) is None:
             print(f"{engine} is not installed: left out", file=sys.stderr)
             continue
@@ -122,7 +130,7 @@ def measure(args: argparse.Namespace, suite: Suite, model: str, results: Results
     """Run what is not in the results yet."""
     from tqdm import tqdm
 
-    engines = runners_of(model)
+    engines = runners_of(model, args.engines.split(","))
     done = {(line["prompt"], line["repeat"]) for line in results.lines if "prompt" in line}
     left = [s for s in steps(suite, engines, args.repeats, args.hf_repeats) if (s.prompt, s.repeat) not in done]
     if not left:
