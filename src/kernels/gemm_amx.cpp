@@ -2,8 +2,8 @@
 //
 // Scaled kinds: products of groups are made in tiles from codes (small integers, exact in bfloat16 and in bytes), then each
 // row adds them, scaled, to its totals, group after group. Tiles are slow to answer, so while groups are multiplied
-// the next are widened and the last added. Both tiles of columns of a block are worked through side by side where
-// registers hold the totals, which share a load of the activations and wait for each other's answers; else one after the other.
+// the next are widened and the last added. Where registers hold the totals of both tiles of columns of a block, they go
+// side by side: they share a load of the activations, and one is added while the other is multiplied. Else they go in turn.
 // The memory between the steps is one small piece used again and again: stores on their way to the cache hold up loads
 // whose address has the same low bits. bfloat16 weights stay in the tiles over all groups; two chunks of rows share a
 // load of them.
@@ -94,6 +94,7 @@ struct Work {
   // the codes after those of a group: at a strip's end, those of the next one
   const uint8_t* after(int group) const { return group + 1 < strip->last ? codes(group + 1) : of_tile(strip->next); }
   const uint8_t* of_tile(const uint8_t* group) const { return group + tile * Store::kTileCodes; }
+  const uint8_t* weights(int group) const { return kAsIs ? codes(group) : wide; }
   void start(const Strip& now, int which) {
     strip = &now;
     tile = which;
@@ -114,11 +115,11 @@ template <int kTiles, class Store, class Form>
 SLIPSTREAM_INLINE void multiply_group(Work<Store, Form>* work, int group, const uint8_t* x) {
   for (int t = 0; t < kTiles; t++) fetch<Work<Store, Form>::kLines>(work[t].next);
   _tile_loadd(4, x, Form::kDepth * 4);
-  _tile_loadd(6, work[0].kAsIs ? work[0].codes(group) : work[0].wide, 64);
+  _tile_loadd(6, work[0].weights(group), 64);
   _tile_zero(0);
   Form::first();
   if (kTiles == 2) {
-    _tile_loadd(7, work[1].kAsIs ? work[1].codes(group) : work[1].wide, 64);
+    _tile_loadd(7, work[1].weights(group), 64);
     _tile_zero(1);
     Form::second();
   }

@@ -61,20 +61,20 @@ def known(x: Tensor) -> bool:
 
 
 def listed(x: Tensor) -> list[Any]:
-    """Return the values of x as nested lists, and remember them: neither x nor they may be written to afterwards.
+    """Return the values of x as nested lists: those that are `remembered`, else read now. They may not be written to.
 
-    A round asks for the same few numbers again and again, each time a tensor operation that takes longer than the rest.
+    What is read is not remembered: x may be a guest's, who writes into it in the next round.
     """
-    values: list[Any] | None = getattr(x, _LISTED, None)
-    if values is None:
-        host = on_host(x)
-        values = x.tolist() if host is x else listed(host)
-        setattr(x, _LISTED, values)
-    return values
+    host = on_host(x)
+    values: list[Any] | None = getattr(host, _LISTED, None)
+    return host.tolist() if values is None else values
 
 
 def remembered(x: Tensor, values: list[Any]) -> Tensor:
-    """Return x, of which the host knows that it holds these values: see `listed`."""
+    """Return x, made by who knows its values; neither it nor they may be written to from here on.
+
+    A round asks for the same few numbers again and again, each time a tensor operation that takes longer than the rest.
+    """
     setattr(x, _LISTED, values)
     return x
 

@@ -1,4 +1,4 @@
-"""What the host remembers of small tensors: values are read once, follow a tensor to a device, and none is guessed."""
+"""What the host remembers of small tensors it made: they follow a tensor to a device; all others are read."""
 
 from __future__ import annotations
 
@@ -15,13 +15,20 @@ def rows(*ids: int) -> list[Sequence]:
     return [Sequence(i, [9, token], 2, SamplingParams()) for i, token in enumerate(ids)]
 
 
-def test_values_are_read_once() -> None:
-    x = torch.tensor([[3, 1], [4, 1]])
+def test_remembered_values_are_not_read() -> None:
+    x = remembered(torch.tensor([[3, 1], [4, 1]]), [[3, 1], [4, 1]])
     assert listed(x) == [[3, 1], [4, 1]]
     assert listed(x) is listed(x)
     assert listed(x + 1) == [[4, 2], [5, 2]]  # another tensor
     assert listed(x.clone().fill_(7)) == [[7, 7], [7, 7]]
     assert listed(remembered(torch.tensor([5]), [5])) == [5]
+
+
+def test_what_is_read_is_not_remembered() -> None:
+    x = torch.tensor([1, 2])
+    assert listed(x) == [1, 2]
+    x.fill_(7)
+    assert listed(x) == [7, 7]
 
 
 def test_a_device_is_not_asked_for_what_the_host_sent() -> None:
