@@ -7,5 +7,6 @@ namespace slipstream {
 
 void bind_decoder(nanobind::module_& m);
 void bind_attention(nanobind::module_& m);
+void bind_laws(nanobind::module_& m);
 
 }  // namespace slipstream

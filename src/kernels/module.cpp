@@ -107,4 +107,5 @@ NB_MODULE(_native, m) {
   m.def("read_bandwidth", &read_bandwidth, nb::call_guard<nb::gil_scoped_release>());
   m.def("pass_seconds", &pass_seconds, nb::call_guard<nb::gil_scoped_release>());
   bind_decoder(m);
+  bind_laws(m);
 }

@@ -19,7 +19,7 @@ from slipstream.testing import (
     run_law,
 )
 from slipstream.types import Draw
-from slipstream.verify import RULES
+from slipstream.verify import RULES, here
 
 F, S, D = Draw.FIXED, Draw.SAMPLED, Draw.DISTINCT
 V = 3
@@ -80,6 +80,17 @@ def law_error(rule: str, pair: str, make: object, budget: int, n: int) -> float:
     law = run_law(make_round(p, drafter, RULES[rule], budget), PROMPT, n)
     assert abs(sum(law.values()) - 1) < EXACT
     return distance(law, plain_law(p, PROMPT, n))
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+@pytest.mark.parametrize("kind", CHAINS)
+@pytest.mark.parametrize("rule", ["chain", "block"])
+def test_chain_drafts_are_exact_by_the_operations_of_accelerators(
+    rule: str, kind: str, pair: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(here, "applies", lambda p: False)
+    for budget in (1, 3) if pair == "full support" else (2,):
+        assert law_error(rule, pair, CHAINS[kind], budget, 3) < EXACT
 
 
 @pytest.mark.parametrize("pair", PAIRS)

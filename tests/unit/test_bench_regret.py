@@ -18,7 +18,13 @@ def test_a_phrase_comes_back_each_time_with_another_token_after_it():
 
 def test_cases_decode_as_many_tokens_either_way():
     found = cases(50, [[1, 2], [3]], 7)
-    assert set(found) == {"random tokens", "repeats that break", "temperature 1.5", "random, temperature 1.5"}
+    assert set(found) == {
+        "temperature 0.7",
+        "temperature 1.5",
+        "random tokens",
+        "random, temperature 1.5",
+        "repeats that break",
+    }
     assert all(params.ignore_eos and params.max_tokens == 7 for _, params in found.values())
     assert found["temperature 1.5"][1].seed is not None
     assert max(noise(50, 500, 3)) < 50
@@ -49,6 +55,6 @@ def test_a_slower_side_is_seen(monkeypatch):
 
     monkeypatch.setattr(bench_regret, "llm_runner", runner)
     found = bench_regret.regret(Fake("auto"), cases(50, [[1, 2]], 8), 2, lambda: None)
-    assert [round(each.ratio.value, 6) for each in found] == [0.8] * 4
+    assert [round(each.ratio.value, 6) for each in found] == [0.8] * 5
     assert all(each.verdict == "missed" for each in found)
     assert "0.80x" in bench_regret.show(found, "m", "lookup")

@@ -10,6 +10,7 @@ import pytest
 from slipstream import LLM
 from slipstream.measure import bench, bench_hf, bench_overhead
 from slipstream.measure.workloads import Prompt
+from slipstream.types import SamplingParams
 from tiny_model import make_model
 
 PROMPTS = {"one": [5, 6, 7, 8, 9], "two": [9, 8, 7]}
@@ -36,7 +37,8 @@ def test_native_and_transformers_emit_the_same_tokens(llm: LLM) -> None:
 
 def test_overhead_has_a_row_per_drafter(llm: LLM) -> None:
     llms = {"none": llm.with_drafter("none"), "lookup": llm}
-    rows = bench_overhead.overhead(llms, PROMPTS, 24, 1, lambda: None)
+    params = SamplingParams(max_tokens=24, ignore_eos=True)
+    rows = bench_overhead.overhead(llms, PROMPTS, params, 1, lambda: None)
     assert [row["drafter"] for row in rows] == ["none", "lookup"]
     plain, lookup = rows
     assert plain["rounds"] == 2 * 24

@@ -76,8 +76,17 @@ def test_equal_outputs_need_no_reference() -> None:
 
 
 def overhead_row(**changes: Any) -> dict[str, Any]:
-    row = {"model": "m", "dtype": "float32", "drafter": "lookup", "rounds": 9, "target_ms": 40.0, "draft_ms": 0.5}
-    return {**row, "other_ms": 1.0, "outside_ms": 0.1, "draft_percent": 1.25, "other_percent": 2.5, **changes}
+    row = {"model": "m", "dtype": "float32", "temperature": 0.0, "drafter": "lookup", "rounds": 9}
+    return {
+        **row,
+        "target_ms": 40.0,
+        "draft_ms": 0.5,
+        "other_ms": 1.0,
+        "outside_ms": 0.1,
+        "draft_percent": 1.25,
+        "other_percent": 2.5,
+        **changes,
+    }
 
 
 def test_overhead_limits_are_per_drafter() -> None:
@@ -85,11 +94,12 @@ def test_overhead_limits_are_per_drafter() -> None:
     assert not bench_overhead.within_limits([overhead_row(other_percent=5.1)])
     assert not bench_overhead.within_limits([overhead_row(drafter="none")])
     assert bench_overhead.within_limits([overhead_row(drafter="draft_model", other_percent=9.0)])
+    assert bench_overhead.within_limits([overhead_row(temperature=0.7, other_percent=9.0)])
 
 
 def test_overhead_table_shows_drafting_with_and_without() -> None:
     line = bench_overhead.show([overhead_row()]).split("\n")[-1].split()
-    assert line == ["float32", "lookup", "40.00", "0.50", "1.00", "0.10", "2.50", "5", "3.75"]
+    assert line == ["float32", "0", "lookup", "40.00", "0.50", "1.00", "0.10", "2.50", "5", "3.75"]
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ class Drawing:
             live, logits, tokens = [live[i] for i in places], logits[places], tokens[places]
         if not all(_bare_greedy(self.rows[b].params) for b in live):
             logits = fit_vocab(logits, self.vocab, logits=True)
-            law, bare = drafting_law([self.rows[b] for b in live], [self._prefixes[b] for b in live], logits)
+            law, bare = drafting_law([self.rows[b] for b in live], [self._prefixes[b] for b in live], logits, tokens)
             if bare is not None:
                 some = (~bare).nonzero()[:, 0].tolist()
                 places, live = [places[i] for i in some], [live[i] for i in some]
@@ -75,6 +75,9 @@ class Drawing:
     def draft(self) -> Draft:
         """Return what was drafted."""
         sampled = self.sampled if any(self.sampled) else None
+        if self._q is not None:
+            for row, guess in zip(self._q, self.guesses, strict=True):
+                row[len(guess) :] = 0.0  # only now: most rows have been written
         return chain_draft(self.rows, self.guesses, device=self.device, sampled=sampled, q=self._q)
 
     def cut(self, lengths: list[int]) -> None:
@@ -89,7 +92,7 @@ class Drawing:
             return law.argmax(-1)
         if self._q is None:
             shape = (len(self.rows), 1 + max(self.limits), self.vocab)
-            self._q = torch.zeros(shape, dtype=law.dtype, device=self.device)
+            self._q = torch.empty(shape, dtype=law.dtype, device=self.device)
         row_law = self._q[:, depth - 1]  # [B, V]: node depth - 1 is the parent
         if len(live) == len(self.rows):
             row_law.copy_(law)

@@ -82,8 +82,10 @@ def _overhead(args: argparse.Namespace, outcome: Outcome) -> None:
         llms = {"none": llm.with_drafter("none"), llm.drafter: llm}
         prompts = _encoded(llm, args, count=1 if args.quick else 2)
         tokens, repeats = (24, 1) if args.quick else (min(64, args.max_tokens), args.repeats)
-        with Bar("overhead " + dtype, len(prompts) * repeats * len(llms)) as tick:
-            rows += bench_overhead.overhead(llms, prompts, tokens, repeats, tick)
+        with Bar("overhead " + dtype, 2 * len(prompts) * repeats * len(llms)) as tick:
+            for temperature in (0.0, bench_overhead.WARM):
+                params = SamplingParams(temperature=temperature, max_tokens=tokens, ignore_eos=True, seed=1)
+                rows += bench_overhead.overhead(llms, prompts, params, repeats, tick)
         _note(outcome, args, llm)
     outcome.data["overhead"] = rows
     outcome.texts.append(bench_overhead.show(rows))

@@ -1,7 +1,8 @@
 """Where the time of a round goes that is not the target's forward: drafting, and everything else (`other_seconds`).
 
-Greedy, batch 1, end-of-text ignored. `other` is the round without the target's forward and without the drafter's calls;
-`outside` is what a call spends neither in prefill nor in a round (encoding, admission, handing over text).
+Batch 1, end-of-text ignored; greedy, for which there are limits, and sampled. `other` is the round without the target's
+forward and without the drafter's calls; `outside` is what a call spends neither in prefill nor in a round (encoding,
+admission, handing over text).
 """
 
 from __future__ import annotations
@@ -17,14 +18,18 @@ from slipstream.types import SamplingParams
 if TYPE_CHECKING:
     from slipstream.llm import LLM
 
-LIMITS = {"none": 2.0, "lookup": 5.0}  # percent of the target's time that `other` may take
+LIMITS = {"none": 2.0, "lookup": 5.0}  # percent of the target's time that `other` may take in a greedy round
+WARM = 0.7  # the temperature of sampled rounds
 
 
 def overhead(
-    llms: dict[str, LLM], prompts: dict[str, list[int]], max_tokens: int, repeats: int, tick: Callable[[], object]
+    llms: dict[str, LLM],
+    prompts: dict[str, list[int]],
+    params: SamplingParams,
+    repeats: int,
+    tick: Callable[[], object],
 ) -> list[dict[str, Any]]:
     """Return one row per drafter (the keys of `llms`, all on one target): milliseconds per round and percentages."""
-    params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
     runners = {name: llm_runner(llm, params) for name, llm in llms.items()}
     ids = list(prompts.values())
     warm_up(runners, ids[0])
@@ -32,7 +37,13 @@ def overhead(
     some = next(iter(llms.values()))
     dtype = str(some.opened.dtype).removeprefix("torch.")
     return [
-        {"model": some.model, "dtype": dtype, "drafter": name, **_per_round([t for p in results[name] for t in p])}
+        {
+            "model": some.model,
+            "dtype": dtype,
+            "temperature": params.temperature,
+            "drafter": name,
+            **_per_round([t for p in results[name] for t in p]),
+        }
         for name in llms
     ]
 
@@ -51,18 +62,22 @@ def _per_round(timings: list[Timing]) -> dict[str, Any]:
 
 def within_limits(rows: list[dict[str, Any]]) -> bool:
     """Tell whether `other` keeps its limit for every drafter that has one."""
-    return all(row["other_percent"] <= LIMITS.get(row["drafter"], float("inf")) for row in rows)
+    return all(row["other_percent"] <= (_limit(row) or float("inf")) for row in rows)
+
+
+def _limit(row: dict[str, Any]) -> float | None:
+    return LIMITS.get(row["drafter"]) if row["temperature"] == 0.0 else None
 
 
 def show(rows: list[dict[str, Any]]) -> str:
     """Return the rows as text."""
-    head = ["dtype, drafter", "target", "draft", "other", "outside", "other %", "limit", "draft+other %"]
+    head = ["dtype, T, drafter", "target", "draft", "other", "outside", "other %", "limit", "draft+other %"]
     lines = [
         [
-            f"{r['dtype']} {r['drafter']}",
+            f"{r['dtype']} {r['temperature']:g} {r['drafter']}",
             *(f"{r[part + '_ms']:.2f}" for part in ("target", "draft", "other", "outside")),
             f"{r['other_percent']:.2f}",
-            f"{LIMITS[r['drafter']]:.0f}" if r["drafter"] in LIMITS else "-",
+            "-" if _limit(r) is None else f"{_limit(r):.0f}",
             f"{r['other_percent'] + r['draft_percent']:.2f}",
         ]
         for r in rows

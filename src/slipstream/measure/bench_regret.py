@@ -45,12 +45,13 @@ class Found:
 
 
 def cases(vocab: int, prompts: Seq[list[int]], max_tokens: int, count: int = 4) -> dict[str, Case]:
-    """Return the prompts to be defeated by; `prompts` are ordinary ones, for hot decoding."""
+    """Return the prompts to be defeated by; `prompts` are ordinary ones, for warm and hot decoding."""
     greedy = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
-    hot = dataclasses.replace(greedy, temperature=1.5, seed=1)
+    warm, hot = (dataclasses.replace(greedy, temperature=t, seed=1) for t in (0.7, 1.5))
     return {
         "random tokens": ([noise(vocab, 96, seed) for seed in range(count)], greedy),
         "repeats that break": ([breaking(vocab, seed) for seed in range(count)], greedy),
+        "temperature 0.7": (list(prompts[:count]), warm),
         "temperature 1.5": (list(prompts[:count]), hot),
         "random, temperature 1.5": ([noise(vocab, 96, count + seed) for seed in range(count)], hot),
     }

@@ -166,10 +166,10 @@ class _Draws(RequestRngs):
         self.law = w[0].detach().clone()
         return super().correct(w, active)
 
-    def _uniform(self, stream: Stream, b: int, n: int) -> Any:
+    def _uniform(self, stream: Stream, b: int, n: int) -> list[float]:
         found = super()._uniform(stream, b, n)
         if stream is Stream.ACCEPT:
-            self._drawn = found.tolist()
+            self._drawn = found
         return found
 
 

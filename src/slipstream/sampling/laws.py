@@ -32,14 +32,15 @@ def laws(rows: list[Sequence], logits: Tensor, draft: Draft, peaks: Tensor | Non
     `peaks` are what the target says of these logits (`Scores`): where they say all, the logits are not read.
     """
     greedy, edited = all(row.params.greedy for row in rows), any(map(touches, rows))
+    told = None if edited or peaks is None else _sound(peaks)
     if greedy and not edited:
-        points = _sound_peaks(logits) if peaks is None else _sound(peaks)
+        points = _sound_peaks(logits) if peaks is None else told
         if points is not None:
             return Laws(points=points)
     x = edit_draft(rows, logits, draft) if edited else logits.detach() if greedy else _float(logits)
     b, n, vocab = logits.shape
     flat = x.reshape(b * n, vocab)
-    points, broken = peaks_of(flat)
+    points, broken = peaks_of(flat) if told is None else (told.view(-1), None)
     bad = None
     if broken is not None:
         real = moved(torch.arange(n) < on_host(draft.length)[:, None], x.device)
@@ -49,7 +50,9 @@ def laws(rows: list[Sequence], logits: Tensor, draft: Draft, peaks: Tensor | Non
     if greedy:
         return Laws(points=points.view(b, n), bad=bad)
     length = listed(draft.length)
-    cuts = [Cut.of(row.params) if i < length[r] else _PAD for r, row in enumerate(rows) for i in range(n)]
+    cuts = []
+    for row, real in zip(rows, length, strict=True):
+        cuts += [Cut.of(row.params)] * real + [_PAD] * (n - real)
     return Laws(probs=law_rows(flat, points, cuts).view(b, n, vocab), bad=bad)
 
 
@@ -62,14 +65,17 @@ def draft_law(rows: list[Sequence], prefixes: list[list[int]], logits: Tensor) -
     return drafting_law(rows, prefixes, logits)[0]
 
 
-def drafting_law(rows: list[Sequence], prefixes: list[list[int]], logits: Tensor) -> tuple[Tensor, Tensor | None]:
+def drafting_law(
+    rows: list[Sequence], prefixes: list[list[int]], logits: Tensor, peaks: Tensor | None = None
+) -> tuple[Tensor, Tensor | None]:
     """Return `draft_law`, and which rows [B] have no token left once all parameters are applied (None: all have).
 
-    Nothing is to be drafted there: a mask may leave none of the few tokens that a drafter has.
+    Nothing is to be drafted there: a mask may leave none of the few tokens that a drafter has. `peaks` [B]: where the
+    logits are highest, all finite, where that is known.
     """
     edited = any(row.params.logit_bias or needs_history(row.params) for row in rows)
     x = edit_heads(rows, logits, prefixes) if edited else _float(logits)
-    points, broken = peaks_of(x)
+    points, broken = peaks_of(x) if edited or peaks is None else (peaks, None)
     if broken is not None:
         x, points = _replace(x, points, broken)
     return law_rows(x, points, [Cut.of(row.params) for row in rows]), broken

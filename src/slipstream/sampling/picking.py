@@ -6,13 +6,17 @@ In: weights [A, V] and uniforms [A]. Out: ids [A]. No randomness here.
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from slipstream.devices import refuse
+from slipstream.kernels import laws
 from slipstream.types import WorkError
+
+Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
 _CHUNK = 128  # ids summed before they are searched
 
@@ -23,32 +27,46 @@ def pick(w: Tensor, u: Tensor, owners: Seq[int] | None = None) -> Tensor:
     Works in float64 and in two levels, sums of `_CHUNK` ids and then the ids of one chunk: cumulating a whole
     vocabulary costs more than everything else in a draw. An error names the row's owner.
     """
-    rows, vocab = w.shape
-    padded = torch.nn.functional.pad(w, (0, -vocab % _CHUNK)) if vocab % _CHUNK else w
-    chunks = padded.reshape(rows, -1, _CHUNK)  # [A, C, _CHUNK]
-    sums = chunks.sum(-1, dtype=torch.float64)  # [A, C]
-    owners = range(rows) if owners is None else owners
-    return _pick_here(chunks, sums, u, owners) if w.device.type == "cpu" else _pick_there(chunks, sums, u, owners)
+    owners = range(len(w)) if owners is None else owners
+    if w.is_cpu:
+        return torch.tensor(pick_here(w, u.tolist(), owners))
+    chunks, sums = _chunked(w)
+    return _pick_there(chunks, sums, u, owners)
 
 
-def _pick_here(chunks: Tensor, sums: Tensor, u: Tensor, owners: Seq[int]) -> Tensor:
-    """In the host's memory: row by row, since on so few numbers a tensor operation costs more than its work."""
-    all_sums, all_chunks = sums.numpy(), chunks.numpy()
-    found = []
-    for r, uniform in enumerate(u.tolist()):
-        upto = all_sums[r].cumsum()
-        total = float(upto[-1])
-        if not 0.0 < total < np.inf:
-            raise _no_mass(owners[r], total)
-        goal = uniform * total
-        chunk = _reach_here(upto, goal)
-        inside = all_chunks[r, chunk].cumsum(dtype=np.float64)
-        before = float(upto[chunk - 1]) if chunk else 0.0
-        found.append(chunk * _CHUNK + _reach_here(inside, goal - before))
-    return torch.tensor(found)
+def pick_here(w: Tensor, uniforms: Seq[float], owners: Seq[int]) -> list[int]:
+    """Do what `pick` does for weights in the host's memory [A, V], whose uniforms are at hand."""
+    rows = list(w)
+    if laws.fits(*rows):
+        found = laws.draw(rows, uniforms)
+        for row, owner, one in zip(rows, owners, found, strict=True):
+            if one < 0:
+                raise _no_mass(owner, float(row.sum(dtype=torch.float64)))
+        return found
+    chunks, sums = (part.numpy() for part in _chunked(w))
+    return [_pick_row(*row) for row in zip(chunks, sums, uniforms, owners, strict=True)]
 
 
-def _reach_here(upto: np.ndarray, goal: float) -> int:
+def _chunked(w: Tensor) -> tuple[Tensor, Tensor]:
+    """Return weights in chunks [A, C, _CHUNK] and their sums [A, C]."""
+    padded = torch.nn.functional.pad(w, (0, -w.shape[1] % _CHUNK)) if w.shape[1] % _CHUNK else w
+    chunks = padded.reshape(len(w), -1, _CHUNK)
+    return chunks, chunks.sum(-1, dtype=torch.float64)
+
+
+def _pick_row(chunks: Array, sums: Array, uniform: float, owner: int) -> int:
+    upto = sums.cumsum()
+    total = float(upto[-1])
+    if not 0.0 < total < np.inf:
+        raise _no_mass(owner, total)
+    goal = uniform * total
+    chunk = _reach_here(upto, goal)
+    inside = chunks[chunk].cumsum(dtype=np.float64)
+    before = float(upto[chunk - 1]) if chunk else 0.0
+    return chunk * _CHUNK + _reach_here(inside, goal - before)
+
+
+def _reach_here(upto: Array, goal: float) -> int:
     # rounding may carry the goal past the end: then the last place that adds weight is meant
     return int(min(upto.searchsorted(goal, "right"), upto.searchsorted(upto[-1])))
 

@@ -19,14 +19,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from slipstream import kernels
 from slipstream.devices import known, moved, on_host
-from slipstream.sampling.picking import need_mass, pick
+from slipstream.sampling.picking import need_mass, pick, pick_here
 from slipstream.types import Sequence
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
 _HELD = 16  # noise vectors kept: a round asks for a position's twice, to draft and to verify
 _AHEAD = 8  # calls whose uniforms are made at a time when only the device knows who draws
+_FEW = 64  # words for which a generator of numpy's takes longer to make
 _WORD = 2**64 - 1
 _MULTIPLIERS, _WEYL = (0xD2E7470EE14C6C93, 0xCA5A826395121157), (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)  # of the paper
 
@@ -47,6 +49,8 @@ def new_seed() -> int:
 
 def raw(key: tuple[int, int], counter: tuple[int, int], n: int) -> Array:
     """Return n words of 64 random bits: `counter` is the upper half of Philox's counter, blocks count in the lower."""
+    if n <= _FEW and kernels.available():
+        return np.array(kernels.native().philox(key, counter, n), dtype=np.uint64)
     if n <= len(_MULTIPLIERS) * 2:
         return np.array(_block(key, (1, 0, *counter))[:n], dtype=np.uint64)
     counter_words = np.array([0, 0, *counter], dtype=np.uint64)
@@ -108,10 +112,10 @@ class RequestRngs:
             coins = self._take(Stream.ACCEPT, active, a.device)
             fine = (coins.view(a.shape) < chance).view(a.shape[0], lanes)
             return (fine if active is None else fine & active[:, None]).view(a.shape)
-        made = np.full((a.shape[0], lanes), np.inf)
+        made = [[np.inf] * lanes for _ in range(a.shape[0])]
         for b in self._active(a.shape[0], active):
             made[b] = self._uniform(Stream.ACCEPT, b, lanes)
-        return moved(torch.from_numpy(made), a.device).view(a.shape) < chance
+        return moved(torch.tensor(made, dtype=torch.float64), a.device).view(a.shape) < chance
 
     def shared(self, w: Tensor, depth: int, active: Tensor | None = None) -> Tensor:
         """Race for the token at index `len(tokens) + depth - 1`: the least E/w wins, E that position's exponentials."""
@@ -139,32 +143,34 @@ class RequestRngs:
                 return pick(w.detach(), u)
             return torch.where(active, pick(torch.where(active[:, None], w.detach(), 1.0), u), 0)
         rows = self._active(w.shape[0], active)
+        if rows and len(rows) == w.shape[0]:
+            return self._invert(stream, w.detach(), rows)
         out = torch.zeros(w.shape[0], dtype=torch.int64, device=w.device)
         if not rows:
             return out
-        if len(rows) == w.shape[0]:
-            return self._invert(stream, w.detach(), rows)
         at = moved(torch.tensor(rows), w.device)
         out[at] = self._invert(stream, w.detach()[at], rows)
         return out
 
     def _invert(self, stream: Stream, w: Tensor, owners: Seq[int]) -> Tensor:
-        u = np.concatenate([self._uniform(stream, b, 1) for b in owners])  # [A]
-        return pick(w, moved(torch.from_numpy(u), w.device), owners)
+        u = [uniform for b in owners for uniform in self._uniform(stream, b, 1)]  # [A]
+        if w.is_cpu:
+            return torch.tensor(pick_here(w, u, owners))
+        return pick(w, moved(torch.tensor(u, dtype=torch.float64), w.device), owners)
 
     def _active(self, b: int, active: Tensor | None) -> list[int]:
         if b != len(self._ids):
             raise ValueError(f"weights for {b} rows, but the round has {len(self._ids)}")
         return list(range(b)) if active is None else [i for i, on in enumerate(on_host(active).tolist()) if on]
 
-    def _uniform(self, stream: Stream, b: int, n: int) -> Array:
+    def _uniform(self, stream: Stream, b: int, n: int) -> list[float]:
         call = self._calls.get((stream, b), 0)
         self._calls[stream, b] = call + 1
         return self._at(stream, b, call, n)
 
-    def _at(self, stream: Stream, b: int, call: int, n: int) -> Array:
-        words = raw(self._key(stream, b), (call, self._rounds[b]), n)
-        return np.asarray((words >> np.uint64(11)) * 2.0**-53)
+    def _at(self, stream: Stream, b: int, call: int, n: int) -> list[float]:
+        words = raw(self._key(stream, b), (call, self._rounds[b]), n).tolist()
+        return [(word >> 11) * 2.0**-53 for word in words]
 
     def _counted_there(self, stream: Stream, active: Tensor | None, lanes: int) -> bool:
         """Say whether the device counts this stream's calls; calls of several lanes are counted by the host."""
@@ -202,7 +208,7 @@ class RequestRngs:
 class _Ahead:
     """The uniforms of a stream's next calls; how many calls each row has made since is a tensor of the device."""
 
-    def __init__(self, make: Callable[[int, int], Array], calls: list[int], device: torch.device) -> None:
+    def __init__(self, make: Callable[[int, int], list[float]], calls: list[int], device: torch.device) -> None:
         self._make, self._first, self._device = make, calls, device
         self._used = torch.zeros(len(calls), dtype=torch.int64, device=device)
         self._table = torch.zeros(len(calls), 0, dtype=torch.float64, device=device)  # [B, calls]
@@ -223,5 +229,5 @@ class _Ahead:
 
     def _extend(self) -> None:
         calls = range(self._asked, self._asked + _AHEAD)
-        more = [[float(self._make(b, first + i)[0]) for i in calls] for b, first in enumerate(self._first)]
+        more = [[self._make(b, first + i)[0] for i in calls] for b, first in enumerate(self._first)]
         self._table = torch.cat([self._table, moved(torch.tensor(more, dtype=torch.float64), self._device)], 1)

@@ -18,11 +18,12 @@ import torch
 from torch import Tensor
 
 from slipstream.devices import moved
+from slipstream.kernels import laws
 from slipstream.types import SamplingParams
 
 Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 
-HEAD = 512  # sorted tokens looked at before the whole row is
+HEADS = (64, 1024)  # sorted tokens looked at before the whole row is
 _MET = 1e-6
 _COLDEST = 1e-30  # below, every logit gap that float32 can hold is infinite anyway; keeps 0/0 away
 
@@ -62,10 +63,8 @@ def law_rows(x: Tensor, points: Tensor, cuts: list[Cut]) -> Tensor:
     if whole:
         at = moved(torch.tensor(whole), x.device)
         probs[at] = _softmax(x[at], points[at], [cuts[r] for r in whole])
-    if cut_rows and x.device.type == "cpu":
-        rows, out = x.numpy(), probs.numpy()
-        for r in cut_rows:
-            _cut_row(rows[r], cuts[r], out[r])
+    if cut_rows and x.is_cpu:
+        _cut_here(x, points, cuts, cut_rows, probs)
     elif cut_rows:
         at = moved(torch.tensor(cut_rows), x.device)
         probs[at] = cut_on_device(x[at], points[at], [cuts[r] for r in cut_rows])
@@ -126,17 +125,33 @@ def count(head: Array, cut: Cut, vocab: int, mass: float) -> int | None:
     return kept if kept < limit or settled else None
 
 
-def _cut_row(row: Array, cut: Cut, out: Array) -> None:
-    vocab = len(row)
-    width = min(vocab, cut.k or HEAD)
-    mass = _mass(row, cut) if cut.top_p < 1.0 and not 0 < cut.k < vocab else 0.0
-    head = _highest(row, width)
-    kept = count(head, cut, vocab, mass)
-    if kept is None:
-        head = _highest(row, vocab)
-        kept = count(head, cut, vocab, mass) or vocab
+def _cut_here(x: Tensor, points: Tensor, cuts: list[Cut], which: list[int], out: Tensor) -> None:
+    """Write the laws of some rows in the host's memory: row by row, of as few numbers as will do."""
+    some = x if len(which) == len(cuts) else x[which]
+    asked, vocab = [cuts[r] for r in which], x.shape[1]
+    peaks = some.gather(1, points[which, None])[:, 0].tolist()
+    heads = _highest(some, [min(vocab, cut.k or HEADS[0]) for cut in asked])
+    masses = _masses(some, peaks, asked)
+    rows, laws_of = some.numpy(), out.numpy()
+    for i, (r, cut, mass) in enumerate(zip(which, asked, masses, strict=True)):
+        ids, head = heads[i], _sorted(rows[i], heads[i])
+        kept = count(head, cut, vocab, mass)
+        for width in (*HEADS[1:], vocab):
+            if kept is None:
+                ids = _highest(some[i : i + 1], [min(width, vocab)])[0]
+                head = _sorted(rows[i], ids)
+                kept = count(head, cut, vocab, mass)
+        _write_cut(rows[i], ids, head, kept or vocab, cut, laws_of[r])
+
+
+def _sorted(row: Array, ids: Array) -> Array:
+    return np.sort(row[ids])[::-1].astype(np.float64)
+
+
+def _write_cut(row: Array, ids: Array, head: Array, kept: int, cut: Cut, out: Array) -> None:
+    """Write the law of the `kept` first tokens: `ids` in order are those of the sorted `head`."""
     last = head[kept - 1].astype(row.dtype)
-    ids = np.flatnonzero(row >= last)
+    ids = ids[row[ids] >= last]
     if len(ids) > kept:
         ties = ids[row[ids] == last]
         ids = np.setdiff1d(ids, ties[kept - len(ids) :], assume_unique=True)
@@ -145,31 +160,44 @@ def _cut_row(row: Array, cut: Cut, out: Array) -> None:
     out[ids] = weights / weights.sum()
 
 
-def _mass(row: Array, cut: Cut) -> float:
-    with np.errstate(over="ignore"):
-        scaled = (row - row.max()) / row.dtype.type(cut.temperature)
-    return float(np.exp(scaled).sum(dtype=np.float64))
+def _highest(x: Tensor, widths: list[int]) -> list[Array]:
+    """Return the ids of at least the widths[r] highest logits of each row, and all as high as those, in order."""
+    if laws.fits(x):
+        return laws.highest(x, widths)
+    found, vocab = [], x.shape[1]
+    for row, width in zip(x.numpy(), widths, strict=True):
+        least = np.partition(row, vocab - width)[vocab - width]
+        found.append(np.flatnonzero(row >= least))
+    return found
 
 
-def _highest(row: Array, width: int) -> Array:
-    part = np.partition(row, len(row) - width)[len(row) - width :] if width < len(row) else row
-    return np.sort(part)[::-1].astype(np.float64)
+def _masses(x: Tensor, peaks: list[float], cuts: list[Cut]) -> list[float]:
+    """Return the masses of whole rows, where a cut asks for any."""
+    if all(cut.top_p >= 1.0 or 0 < cut.k < x.shape[1] for cut in cuts):
+        return [0.0] * len(cuts)
+    if laws.fits(x):
+        return laws.masses(x, peaks, [cut.temperature for cut in cuts])
+    found: list[float] = np.exp(_scaled(x.numpy(), peaks, cuts)).sum(-1, dtype=np.float64).tolist()
+    return found
 
 
 def _softmax(x: Tensor, points: Tensor, cuts: list[Cut]) -> Tensor:
     # the peak goes first, so that a small temperature cannot overflow
-    if x.device.type == "cpu":
-        return torch.softmax(torch.from_numpy(_scaled(x.numpy(), points.tolist(), cuts)), dim=-1)
+    if x.is_cpu:
+        peaks = x.gather(1, points[:, None])[:, 0].tolist()
+        if laws.fits(x):
+            return laws.softmax(x, peaks, [cut.temperature for cut in cuts])
+        return torch.softmax(torch.from_numpy(_scaled(x.numpy(), peaks, cuts)), dim=-1)
     scale = moved(torch.tensor([cut.temperature for cut in cuts], dtype=x.dtype)[:, None], x.device)
     return torch.softmax((x - x.gather(1, points[:, None])) / scale, dim=-1)
 
 
-def _scaled(rows: Array, points: list[int], cuts: list[Cut]) -> Array:
+def _scaled(rows: Array, peaks: list[float], cuts: list[Cut]) -> Array:
     """Return what a softmax is taken of: row by row, each while it is in the nearest memory."""
     out = np.empty_like(rows)
     with np.errstate(over="ignore"):
-        for row, at, cut, to in zip(rows, points, cuts, out, strict=True):
-            np.subtract(row, row[at], out=to)
+        for row, peak, cut, to in zip(rows, peaks, cuts, out, strict=True):
+            np.subtract(row, peak, out=to)
             if cut.temperature != 1.0:
                 np.divide(to, cut.temperature, out=to)
     return out

@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from slipstream.engine import Engine
 from slipstream.sampling import RequestRngs
 from slipstream.sampling import laws as right_laws
-from slipstream.sampling.streams import Array, Stream
+from slipstream.sampling.streams import Stream
 from slipstream.testing.toy_drafters import SampledToy
 from slipstream.types import Caps, Draft, Laws, Rngs, Scores, Sequence, Target
 
@@ -131,9 +130,10 @@ class RepeatedRounds(RequestRngs):
 class LowPrecision(RequestRngs):
     """Rounds its uniforms to bfloat16."""
 
-    def _uniform(self, stream: Stream, b: int, n: int) -> Array:
-        exact = torch.from_numpy(super()._uniform(stream, b, n))
-        return np.asarray(exact.bfloat16().double().clamp(max=1 - 2.0**-53).numpy())
+    def _uniform(self, stream: Stream, b: int, n: int) -> list[float]:
+        exact = torch.tensor(super()._uniform(stream, b, n))
+        coarse: list[float] = exact.bfloat16().double().clamp(max=1 - 2.0**-53).tolist()
+        return coarse
 
 
 class NeighbourRngs(RequestRngs):

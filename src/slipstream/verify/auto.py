@@ -11,11 +11,11 @@ from collections.abc import Sequence as Seq
 import torch
 from torch import Tensor
 
-from slipstream.devices import known, moved, on_host
-from slipstream.types import Draft, Rngs, Verdict
+from slipstream.devices import known, listed, moved, on_host
+from slipstream.types import Draft, Draw, Rngs, Verdict
 from slipstream.verify.block import BlockRule
 from slipstream.verify.chain import ChainRule
-from slipstream.verify.rule import Rule, drafted, drawn
+from slipstream.verify.rule import Rule, drawn
 from slipstream.verify.tree import TreeRule
 
 _RULES: tuple[Rule, ...] = (ChainRule(), BlockRule(), TreeRule())
@@ -30,29 +30,30 @@ class AutoRule(Rule):
 
     def judge(self, draft: Draft, p: Tensor, rngs: Rngs) -> Verdict:
         """Verify against dense rows p [B, N, V]."""
-        kind = _kinds(draft)
-        present = sorted({int(k) for k in kind.tolist()})
+        kinds = _kinds(draft)
+        present = sorted(set(kinds))
         if len(present) == 1:
             return _RULES[present[0]].judge(draft, p, rngs)
         merged = _blank(draft)
         for k in present:
-            chosen = (kind == k).nonzero()[:, 0]
+            chosen = torch.tensor([b for b, kind in enumerate(kinds) if kind == k])
             rows = moved(chosen, p.device)
-            part = _RULES[k].judge(_pick(draft, chosen, k), p[rows], _RowsOf(rngs, chosen, rows, len(kind)))
+            part = _RULES[k].judge(_pick(draft, chosen, k), p[rows], _RowsOf(rngs, chosen, rows, len(kinds)))
             merged.path[rows], merged.accepted[rows] = part.path, part.accepted
             merged.next_token[rows] = part.next_token
         return merged
 
 
-def _kinds(draft: Draft) -> Tensor:
-    """Return the rule of each row, on the host -> [B]. It looks at shape and kinds only: it cannot lean on a token."""
-    marks = on_host(drawn(draft))
-    kind = torch.where(marks.any(1) & (on_host(draft.length) > 2), _BLOCK, _CHAIN)
-    if draft.chain:
-        return kind
-    above = torch.arange(draft.nodes - 1)
-    branches = (on_host(drafted(draft)) & (on_host(draft.parents)[:, 1:] != above)).any(1)
-    return torch.where(branches, _TREE, kind)
+def _kinds(draft: Draft) -> list[int]:
+    """Return the rule of each row, on the host. It looks at shape and kinds only: it cannot lean on a token."""
+    parents = [[]] * len(draft.length) if draft.chain else listed(draft.parents)
+    return [_kind(*row) for row in zip(listed(draft.draw), listed(draft.length), parents, strict=True)]
+
+
+def _kind(draws: list[int], length: int, parents: list[int]) -> int:
+    if any(parents[node] != node - 1 for node in range(1, length if parents else 0)):
+        return _TREE
+    return _BLOCK if length > 2 and any(draw != Draw.FIXED for draw in draws[1:length]) else _CHAIN
 
 
 def _pick(draft: Draft, chosen: Tensor, kind: int) -> Draft:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from slipstream.devices import maybe
 from slipstream.types import Draft, Draw, Rngs, Verdict
+from slipstream.verify import here
 from slipstream.verify.chain import chain_ratios
 from slipstream.verify.rule import Rule, chain_verdict, drafted, drafting, drop, or_else
 
@@ -23,6 +24,8 @@ class BlockRule(Rule):
 
     def judge(self, draft: Draft, p: Tensor, rngs: Rngs) -> Verdict:
         """Verify against dense rows p [B, N, V]."""
+        if here.applies(p):
+            return here.judge_blocks(draft, p, rngs)
         valid = drafted(draft)
         r = _running_ratio(chain_ratios(draft, p, valid))  # [B, N]
         level = torch.arange(1, draft.nodes, device=p.device)

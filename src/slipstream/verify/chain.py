@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from slipstream.types import Draft, Draw, Rngs, Verdict
+from slipstream.verify import here
 from slipstream.verify.rule import (
     Rule,
     chain_verdict,
@@ -30,6 +31,8 @@ class ChainRule(Rule):
 
     def judge(self, draft: Draft, p: Tensor, rngs: Rngs) -> Verdict:
         """Verify against dense rows p [B, N, V]."""
+        if here.applies(p):
+            return here.judge_chains(draft, p, rngs)
         valid = drafted(draft)  # [B, L], L = N - 1
         ratio = chain_ratios(draft, p, valid)
         passed = rngs.accept(ratio.clamp(max=1.0), active=drafting(draft)) & valid

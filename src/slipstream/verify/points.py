@@ -88,19 +88,19 @@ def _walk_on_host(draft: Draft, points: Tensor) -> Verdict:
             kept += 1
         accepted.append(kept)
         out.append(wanted[kept])
-    return Verdict(*_runs(draft.nodes, tuple(accepted)), remembered(torch.tensor(out), out))
+    return Verdict(*runs(draft.nodes, tuple(accepted)), remembered(torch.tensor(out), out))
 
 
 def plain_verdict(next_token: Tensor) -> Verdict:
     """Write the verdict [B] of rows that drafted nothing."""
-    path, accepted = _runs(1, (0,) * next_token.shape[0])
+    path, accepted = runs(1, (0,) * next_token.shape[0])
     if not next_token.is_cpu:
         path, accepted = moved(path, next_token.device), moved(accepted, next_token.device)
     return Verdict(path, accepted, next_token)
 
 
 @functools.lru_cache(maxsize=512)
-def _runs(nodes: int, accepted: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+def runs(nodes: int, accepted: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """Paths and counts of chains so many of whose tokens stand: read, never written."""
     width = max(1, nodes - 1)
     paths = [[*range(1, n + 1), *[-1] * (width - n)] for n in accepted]
