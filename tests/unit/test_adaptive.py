@@ -2,6 +2,7 @@
 
 import gc
 import itertools
+import math
 import random
 from collections.abc import Callable
 
@@ -10,6 +11,7 @@ import pytest
 from control_kit import Machine, Process, bursty, decaying, fixed, iid, make, outcome, profile_of, simulate
 from slipstream.control.adaptive import AdaptiveBudget, AdaptiveOptions
 from slipstream.control.arms import Arm, Offer, Share, plan_batch, plan_row
+from slipstream.control.clocks import Clocks
 from slipstream.types import RequestError, SamplingParams, Sequence
 
 FLAT = {1: 1.0, 2: 1.0, 4: 1.05, 8: 1.14, 16: 1.34, 32: 2.8}
@@ -78,6 +80,18 @@ def test_a_dear_drafter_is_found_out_by_the_clock():
     simulate(machine, 300, controller=controller)
     late = simulate(machine, 100, controller=controller)
     assert late.tokens / late.seconds > 0.95
+
+
+def test_rounds_that_wait_to_be_counted_count_as_if_each_had_been_at_once():
+    """Plain rounds that get slower, then a drafted one: it is compared with a mean that follows the last of them."""
+    for count in (1, 2, 63, 64, 65, 200):
+        ratios = [1.0 + 0.01 * k for k in range(count)]
+        clocks, recent = Clocks(1), math.log(ratios[0])
+        for ratio in ratios:
+            clocks.add(-1, ratio, 1.0)
+            recent += 0.3 * (math.log(ratio) - recent)
+        clocks.add(0, 6.0, 3.0)
+        assert clocks.scales() == [math.exp((math.log(2.0) - recent) / 3)]
 
 
 def test_a_sampled_row_looks_at_no_clock_no_neighbour_and_no_other_request():

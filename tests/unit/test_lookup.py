@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from slipstream.drafters.lookup import Lookup, LookupOptions, NgramIndex
+from slipstream.drafters.lookup import Lookup, LookupOptions, NgramIndex, _grown
 from slipstream.types import RequestError, SamplingParams, Sequence
 
 
@@ -69,6 +69,16 @@ def test_observed_piecemeal_equals_built_from_scratch(seed):
         assert drafter.guess(row, 6) == Lookup().guess(row_of(row.tokens), 6)
 
 
+def test_single_tokens_are_not_indexed_before_one_comes_again():
+    index = NgramIndex(LookupOptions(max_ngram=4))
+    for token in range(5):
+        index.extend([token])
+        assert index.look(token + 1, 3) == ([], 0)
+    assert not index.last
+    assert index.look(1, 3) == ([2], 1)
+    assert len(index.last) == 1 + 2 + 3 + 4 + 4
+
+
 def test_a_repeated_block_is_copied_as_far_as_the_budget_goes():
     block = [3, 1, 4, 1, 5, 9]
     for n in (12, 14, 30):
@@ -107,7 +117,7 @@ def test_a_row_that_was_never_observed_or_came_back_different_is_indexed_anew():
 def test_two_ngrams_with_one_hash_are_told_apart():
     index = NgramIndex(LookupOptions(min_ngram=2, max_ngram=2))
     index.extend([1, 2, 3, 4, 5])
-    (key,) = index._grown(7)[1:]
+    (key,) = _grown(index._hashes, 7)[1:]
     index.last[key] = 3  # as if (3, 4) had the hash of (5, 7)
     assert index.follow(7, 4) == []
 

@@ -68,6 +68,15 @@ def test_a_wider_law_is_not_rounded_to_a_narrower_one():
     assert draft.q[1, 0].tolist() == list(Q(tuple(rows[1].tokens)))
 
 
+def test_where_nobody_drafts_rows_have_their_roots():
+    rows = rows_of(2)
+    draft = mixed([-1, 1]).propose(rows, [3, 0], RequestRngs(rows))
+    assert draft.tokens.tolist() == [[2], [2]]
+    assert draft.parents.tolist() == [[-1], [-1]]
+    assert draft.length.tolist() == [1, 1]
+    assert draft.chain
+
+
 def test_all_forget():
     drafter, rows = mixed([0, 1]), rows_of(2)
     drafter.observe(rows, [row.tokens[:-1] for row in rows], [{} for _ in rows])
@@ -90,12 +99,14 @@ def test_a_shadow_is_scored_until_it_is_refuted():
     shadows = Shadows()
     shadows.propose(0, 3, [1, 2, 3, 4])
     shadows.propose(0, 3, [9])
-    assert list(shadows.hear([1], None)) == [(0, 3, 0, [1.0])]
-    assert list(shadows.hear([2, 0], None)) == [(0, 3, 1, [1.0, 0.0])]
+    assert list(shadows.hear([1], None, [0])) == [(0, 3, 0, [1.0])]
+    assert list(shadows.hear([2, 0], None, [0, 1])) == [(0, 3, 1, [1.0, 0.0])]
     assert not shadows.under_way
-    shadows.propose(0, 1, [4])
-    soft = list(shadows.hear([4, 1], torch.tensor([[0.1, 0.2, 0.3, 0.1, 0.3], [0.2] * 5])))
-    assert soft[0][3] == pytest.approx([0.3])
+    laws = torch.tensor([[0.1, 0.2, 0.3, 0.1, 0.3], [0.2] * 5, [0.4, 0.3, 0.1, 0.1, 0.1]])
+    for guesses, values in (([4], [0.3]), ([4, 0, 2], [0.3, 0.4])):  # it came out of nodes 0 and 2
+        shadows.propose(0, 1, guesses)
+        (soft,) = shadows.hear([4, 1], laws, [0, 2])
+        assert soft[3] == pytest.approx(values)
 
 
 def committed(rows, tokens):

@@ -24,12 +24,13 @@ from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 from slipstream.control.acceptance import node_hits, reached
-from slipstream.control.arms import Arm, Offer, Plan, Share, plan_batch, plan_row
+from slipstream.control.arms import NO_OFFER, Arm, Offer, Plan, Share, plan_batch, plan_row
 from slipstream.control.clocks import Clocks
 from slipstream.control.knowledge import WENT_ON, Common, Own
 from slipstream.control.prices import Prices
 from slipstream.control.profile import Profile
 from slipstream.control.reading import GLANCE, hold_back, left_to_write
+from slipstream.control.shadows import emitted
 from slipstream.control.sureness import Sureness
 from slipstream.devices import listed
 from slipstream.types import Draft, Laws, RequestError, Sequence, Verdict
@@ -70,6 +71,7 @@ class AdaptiveBudget:
         self.options = options or AdaptiveOptions()
         self.arms, self.profile = tuple(arms), profile
         self._steered = [arm for arm in self.arms if arm.steer is not None]
+        self._readers = any(arm.unread is not None for arm in self.arms)
         self._prices = Prices(self.arms, profile)
         self._clocks = Clocks(len(self.arms))
         self._common = Common(self.arms, profile)
@@ -104,45 +106,41 @@ class AdaptiveBudget:
         for arm in self._steered:
             if arm.steer is not None:
                 arm.steer(self.go_on)  # in each round: a drafter may serve several engines by turns
-        owns = [self._own(row) for row in rows]
-        for row, own in zip(rows, owns, strict=True):
-            own.offers = self._offers(row, own)
+        owns, offered = [], False
+        for row in rows:
+            own = self._own(row)
+            self._ask(row, own)
+            own.plan = _NOTHING
+            owns.append(own)
+            offered = offered or own.offered
         if self.options.fixed is not None:
             for own in owns:
                 own.plan = self._fixed(own)
-            return [own.plan.length for own in owns]
-        free = [b for b, own in enumerate(owns) if own.free]
-        for own, row in zip(owns, rows, strict=True):
-            if not own.free or len(rows) == 1:
-                own.plan = self._alone(own, row)
-        if free and len(rows) > 1:
-            self._together(rows, owns, free)
-        if len(free) == len(rows) and self._clocks.due():
-            for own in owns:
-                own.plan = _NOTHING
+        elif offered:
+            self._decide(rows, owns)
         return [own.plan.length for own in owns]
 
     def record(self, rows: list[Sequence], draft: Draft, verdict: Verdict, laws: Laws) -> None:
         """Learn from the round: what stood, what would have stood, and how long it took."""
         seconds = self._now() - self._began
         owns = [self._own(row) for row in rows]
-        lengths = listed(draft.length) if draft.nodes > 1 else [1] * len(rows)
-        drafted = [n - 1 if own.plan.length else 0 for own, n in zip(owns, lengths, strict=True)]
-        if not any(own.plan.length and own.plan.arm in own.unread for own in owns):  # reading is no part of a round
-            self._time(rows, drafted, seconds)
-        blind = [b for b, own in enumerate(owns) if drafted[b] and self.arms[own.plan.arm].look is None]
+        drafted = [0] * len(rows)
+        if draft.nodes > 1:
+            drafted = [n - 1 if own.plan.length else 0 for own, n in zip(owns, listed(draft.length), strict=True)]
+        if not (self._readers and _read(owns)):  # reading is no part of a round
+            self._time(rows, owns, drafted, seconds)
+        blind = [b for b, n in enumerate(drafted) if n and self.arms[owns[b].plan.arm].look is None]
         values = reached(draft, verdict, laws, soft=not self.options.shared_noise) if blind else []
         for b in blind:
             arm = owns[b].plan.arm
             found = node_hits(draft, verdict, b) if self.arms[arm].tree else values[b]
             self._count(owns[b], (arm, owns[b].offers[arm].strength), self._steering(owns[b], arm, found, drafted[b]))
-        told = zip(owns, rows, *_emitted(draft, verdict), drafted, strict=True)
-        for b, (own, row, tokens, path, n) in enumerate(told):
-            if own.shadows.under_way:
-                p = laws.probs[b, [0, *path]] if laws.probs is not None else None
-                for i, strength, start, shown in own.shadows.hear(tokens, p):
-                    self._count(own, (i, strength), shown, start)
-            own.after(len(tokens), self._cost(own, row, n, len(rows)), self.options.curiosity)
+        if any(own.shadows.under_way for own in owns):
+            self._hear(owns, draft, verdict, laws)
+        accepted = listed(verdict.accepted) if draft.nodes > 1 else drafted  # then: none of none
+        for b, own in enumerate(owns):
+            cost = self._cost(own, rows[b], drafted[b], len(rows)) if drafted[b] else 1.0
+            own.after(1 + accepted[b], cost, self.options.curiosity)
 
     def found(self) -> dict[str, dict[str, list[float]]]:
         """Return the acceptance of all requests so far, in the form of a profile's `rates`."""
@@ -156,18 +154,33 @@ class AdaptiveBudget:
             self._rows[row] = own
         return own
 
-    def _offers(self, row: Sequence, own: Own) -> list[Offer]:
-        """What each drafter could add now, and how likely it is to stand."""
-        found = []
+    def _ask(self, row: Sequence, own: Own) -> None:
+        """Hear what each drafter could add now, and how likely it is to stand."""
+        own.sure, own.stopped = [], False
+        own.offers, own.offered = [], False
         for i, arm in enumerate(self.arms):
             n, strength = self.options.fixed or arm.most, 0
             if arm.look is not None:
                 tokens, strength = arm.look(row, n)
                 n = len(tokens)
                 own.shadows.propose(i, strength, tokens)
-            own.sure, own.stopped = [], False
-            found.append(Offer(n, strength, own.survival(i, strength, n) if n else []))
-        return found
+            if n or strength:
+                own.offered = own.offered or n > 0
+                own.offers.append(Offer(n, strength, own.survival(i, strength, n)))
+            else:
+                own.offers.append(NO_OFFER)
+
+    def _decide(self, rows: list[Sequence], owns: list[Own]) -> None:
+        """Choose among the offers, each row for itself or the free ones of a batch together."""
+        free = [b for b, own in enumerate(owns) if own.free]
+        for own, row in zip(owns, rows, strict=True):
+            if not own.free or len(rows) == 1:
+                own.plan = self._alone(own, row)
+        if free and len(rows) > 1:
+            self._together(rows, owns, free)
+        if len(free) == len(rows) and self._clocks.due():
+            for own in owns:
+                own.plan = _NOTHING
 
     def _fixed(self, own: Own) -> Plan:
         best = max(range(len(own.offers)), key=lambda i: sum(own.offers[i].survival))
@@ -175,6 +188,8 @@ class AdaptiveBudget:
 
     def _alone(self, own: Own, row: Sequence) -> Plan:
         """Decide for one row on its own: every drafter at every length."""
+        if not own.offered:
+            return _NOTHING
         load = 1 if own.free else self.options.assumed_rows
         plain, lists = self._seconds(own, row.cached, load)
         rate = own.gain() * load / plain
@@ -183,6 +198,8 @@ class AdaptiveBudget:
         return self._open_ended(own, self._curious(own, plain, lists, rate), lists, rate)
 
     def _hold_back(self, own: Own, row: Sequence, lists: list[list[float]], plain: float, rate: float) -> None:
+        if not self._readers:
+            return
         unread = [arm.unread(row) if arm.unread is not None else 0 for arm in self.arms]
         prices = {i: n * self._prices.reading(i, _kind(own.greedy)) / plain for i, n in enumerate(unread) if n > GLANCE}
         own.unread = prices
@@ -265,39 +282,43 @@ class AdaptiveBudget:
         own.rates(*what).add(values, start)
         self._common.rates(*what, own.greedy).add(values, start)
 
+    def _hear(self, owns: list[Own], draft: Draft, verdict: Verdict, laws: Laws) -> None:
+        """Score what was looked at against what came out."""
+        for b, (own, tokens, nodes) in enumerate(zip(owns, *emitted(draft, verdict), strict=True)):
+            if own.shadows.under_way:
+                p = laws.probs[b] if laws.probs is not None else None
+                for arm, strength, start, shown in own.shadows.hear(tokens, p, nodes):
+                    self._count(own, (arm, strength), shown, start)
+
     def _cost(self, own: Own, row: Sequence, drafted: int, load: int) -> float:
-        """Seconds of the row's round over those of a plain one."""
-        if not drafted:
-            return 1.0
+        """Seconds of the row's round, which drafted something, over those of a plain one."""
         plain, lists = self._seconds(own, row.cached, load if own.free else self.options.assumed_rows)
         arm = own.plan.arm
         return lists[arm][min(drafted, self.arms[arm].most)] / plain
 
-    def _time(self, rows: list[Sequence], drafted: list[int], seconds: float) -> None:
+    def _time(self, rows: list[Sequence], owns: list[Own], drafted: list[int], seconds: float) -> None:
         """Correct the profile by the clock; read for free rows only."""
-        arms = {self.route(row) for row, n in zip(rows, drafted, strict=True) if n}
-        if len(arms) > 1:
+        load, cached, greedy = len(rows), 0, True
+        for row, own in zip(rows, owns, strict=True):
+            cached, greedy = cached + row.cached, greedy and own.greedy
+        context, kind = cached // load, _kind(greedy)
+        if not any(drafted):
+            self._clocks.add(-1, seconds, self._prices.plain(load, context, kind))
             return
-        arm, load = next(iter(arms), -1), len(rows)
-        kind = _kind(all(row.params.greedy for row in rows))
-        context = sum(row.cached for row in rows) // load
-        if load == 1 and arm >= 0:
+        arm, *others = {own.plan.arm for own, n in zip(owns, drafted, strict=True) if n}
+        if others:
+            return
+        if load == 1:
             expected = self._prices.lengths(arm, 1, context, kind)[min(drafted[0], self.arms[arm].most)]
         else:
             expected = self._prices.round(load, context, kind, arm, drafted)
         self._clocks.add(arm, seconds, expected)
 
 
+def _read(owns: Seq[Own]) -> bool:
+    """Say whether a drafter had a text to read before it drafted."""
+    return any(own.plan.length and own.plan.arm in own.unread for own in owns)
+
+
 def _kind(greedy: bool) -> str:
     return "greedy" if greedy else "sampled"
-
-
-def _emitted(draft: Draft, verdict: Verdict) -> tuple[list[list[int]], list[list[int]]]:
-    """Return the tokens of each row's path and the one after it, and the paths."""
-    after = listed(verdict.next_token)
-    if draft.nodes == 1:
-        return [[token] for token in after], [[] for _ in after]
-    ids, accepted = listed(draft.tokens), listed(verdict.accepted)
-    paths = [path[:n] for path, n in zip(listed(verdict.path), accepted, strict=True)]
-    tokens = [[*(own[i] for i in path), token] for own, path, token in zip(ids, paths, after, strict=True)]
-    return tokens, paths

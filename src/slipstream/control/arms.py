@@ -47,6 +47,9 @@ class Offer:
     survival: list[float]
 
 
+NO_OFFER = Offer(0, 0, [])
+
+
 @dataclass(frozen=True)
 class Plan:
     """Who drafts for a row (-1: nobody) and how much. `price`: what is paid for curiosity, in plain rounds; `idle`:

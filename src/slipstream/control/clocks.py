@@ -14,17 +14,19 @@ _JUMP = math.log(4.0)  # the most that one comparison may say
 _LEAST, _MOST = math.log(0.5), math.log(4.0)
 _TRUST, _WEIGHT = 3, 0.05  # comparisons that the profile counts for, and the least weight of a new one
 _FIRST, _EVERY = 20, 100  # drafted rounds in a row
+_MANY = 64  # rounds that may wait to be counted
+_NEVER = -2  # no arm, and not plain
 
 
 class Clocks:
     """Factors on the seconds of drafted rounds, relative to plain ones."""
 
     def __init__(self, arms: int) -> None:
-        self._recent: dict[int, float] = {}  # log(seconds / profile) of the last rounds, by arm; -1: plain
+        self._last, self._recent = _NEVER, 0.0  # arm of the last rounds (-1: plain), and their log(seconds / profile)
+        self._later: list[float] = []  # seconds / profile of rounds like the last that are not in `_recent` yet
         self._logs = [0.0] * arms
         self._found = [1.0] * arms
         self._compared = [0] * arms
-        self._last: int | None = None
         self._drafted, self._limit = 0, _FIRST
 
     def scales(self) -> list[float]:
@@ -37,18 +39,29 @@ class Clocks:
 
     def add(self, arm: int, seconds: float, expected: float) -> None:
         """Hear of a round: `arm` -1 is a plain one."""
-        self._drafted = 0 if arm < 0 else self._drafted + 1
-        self._limit = _EVERY if arm < 0 else self._limit
+        if arm < 0:
+            self._drafted, self._limit = 0, _EVERY
+        else:
+            self._drafted += 1
         if seconds <= 0.0 or expected <= 0.0:
             return
+        if arm == self._last:
+            self._later.append(seconds / expected)
+            if len(self._later) >= _MANY:
+                self._catch_up()
+            return
+        self._catch_up()
         off = math.log(seconds / expected)
-        if self._last is not None and (arm < 0) != (self._last < 0):
-            before = self._recent[self._last]
-            self._compare(max(arm, self._last), off - before if arm >= 0 else before - off)
-        # another kind of round in between: what was recent is no more
-        stale = self._last != arm or arm not in self._recent
-        self._recent[arm] = off if stale else self._recent[arm] + _RECENT * (off - self._recent[arm])
-        self._last = arm
+        if self._last != _NEVER and (arm < 0) != (self._last < 0):
+            self._compare(max(arm, self._last), off - self._recent if arm >= 0 else self._recent - off)
+        # another kind of round: what was recent is no more
+        self._last, self._recent = arm, off
+
+    def _catch_up(self) -> None:
+        # once a round each logarithm is dear: what it needs is no longer in the caches when the target's pass is over
+        for ratio in self._later:
+            self._recent += _RECENT * (math.log(ratio) - self._recent)
+        self._later.clear()
 
     def _compare(self, arm: int, off: float) -> None:
         off = max(-_JUMP, min(_JUMP, off - self._logs[arm]))

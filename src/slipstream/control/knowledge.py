@@ -71,6 +71,7 @@ class Own:
     def __init__(self, arms: Seq[Arm], common: Common, greedy: bool, free: bool) -> None:
         self.greedy, self.free = greedy, free
         self.plan, self.offers = Plan(-1, 0), list[Offer]()
+        self.offered = False  # anything, by anyone
         self.sure: list[float] = []  # what the drafter said of its tokens in the round under way
         self.stopped = False  # the draft was ended for lack of sureness
         self.ahead: tuple[list[float], float] = ([], 0.0)  # seconds of the planned drafter's rounds, and the row's rate
@@ -106,27 +107,34 @@ class Own:
 
     def after(self, tokens: float, cost: float, curiosity: float) -> None:
         """Hear of a round: tokens it gave, and its time in plain rounds."""
-        had, spent = self._spent[self._stretch()]
+        at = self._stretch()
+        had, spent = self._spent[at]
         self.missed, self.missing = self.missed + self.missing, 0.0
-        self._spent[self._stretch()] = (_GAIN_DECAY * had + tokens, _GAIN_DECAY * spent + cost)
+        self._spent[at] = (_GAIN_DECAY * had + tokens, _GAIN_DECAY * spent + cost)
         self.credit = min(_MOST_CREDIT, self.credit + curiosity * cost)
-        # a trial that cost nothing after all is followed up at once, where its draft ends by itself
-        paid = self.plan.idle and tokens >= cost and self._arms[self.plan.arm].steer is not None
-        if self.plan.price >= 0.0 and not paid:
-            self.credit -= self.plan.price
-            self.turn += 1
+        if self.plan.price >= 0.0:
+            # a trial that cost nothing after all is followed up at once, where its draft ends by itself
+            paid = self.plan.idle and tokens >= cost and self._arms[self.plan.arm].steer is not None
+            if not paid:
+                self.credit -= self.plan.price
+                self.turn += 1
 
     def _stretch(self) -> int:
-        return bisect_right(_STRETCHES, max((offer.strength for offer in self.offers), default=0))
+        strength = 0
+        for offer in self.offers:
+            strength = max(strength, offer.strength)
+        return bisect_right(_STRETCHES, strength) if strength else 0
 
     def questions(self) -> list[tuple[int, int]]:
         """List what could be tried instead of the plan, in turn, as (arm, nodes): drafters that cannot be looked at."""
         found = []
         for i, arm in enumerate(self._arms):
+            if arm.look is not None:
+                continue
             probe = 1 if arm.steer is not None else _PROBE  # where it is sure it goes on by itself
             length = self.plan.length + 2 if self.plan.arm == i else probe
             length = min(length, self.offers[i].length)
-            if arm.look is None and length > (self.plan.length if self.plan.arm == i else 0):
+            if length > (self.plan.length if self.plan.arm == i else 0):
                 found.append((i, length))
         at = self.turn % len(found) if found else 0
         return found[at:] + found[:at]

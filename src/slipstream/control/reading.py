@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 
-from slipstream.control.arms import Offer, plan_row, worth
+from slipstream.control.arms import NO_OFFER, plan_row, worth
 from slipstream.control.knowledge import Own
 from slipstream.types import Sequence
 
@@ -34,7 +34,7 @@ def hold_back(
     own.missing = 0.0
     for i, price in prices.items():
         offers = [*own.offers]
-        own.offers[i] = Offer(0, 0, [])
+        own.offers[i] = NO_OFFER
         most, least = (plan_row(each, seconds, plain, rate) for each in (offers, own.offers))
         gained = worth(most, offers, seconds, plain, rate) - worth(least, own.offers, seconds, plain, rate)
         own.missing = max(own.missing, gained / (rate * plain))

@@ -13,6 +13,9 @@ from dataclasses import dataclass, field
 
 import torch
 
+from slipstream.devices import listed
+from slipstream.types import Draft, Verdict
+
 
 @dataclass
 class Shadow:
@@ -34,8 +37,10 @@ class Shadows:
         if tokens and arm not in self.under_way:
             self.under_way[arm] = Shadow(tokens, strength)
 
-    def hear(self, emitted: Seq[int], rows: torch.Tensor | None) -> Iterator[tuple[int, int, int, list[float]]]:
-        """Take a round's tokens, and the laws they came from [len(emitted), V] (None: point masses).
+    def hear(
+        self, emitted: Seq[int], laws: torch.Tensor | None, nodes: Seq[int]
+    ) -> Iterator[tuple[int, int, int, list[float]]]:
+        """Take a round's tokens, the row's laws [N, V] (None: point masses), and the node whose law each came from.
 
         Yields (arm, strength, position of the first value, values) of each draft.
         """
@@ -50,12 +55,27 @@ class Shadows:
             shadow.stood += int(sum(values))
             if shadow.stood == len(shadow.tokens) or 0.0 in values:
                 del self.under_way[arm]
-            if rows is not None:
-                values = _chances(rows, guesses[: len(values)])
+            if laws is not None:
+                values = _chances(laws, nodes[: len(values)], guesses[: len(values)])
             yield arm, shadow.strength, start, values
 
 
-def _chances(rows: torch.Tensor, guesses: Seq[int]) -> list[float]:
-    ids = torch.tensor(guesses, dtype=torch.int64, device=rows.device)
-    found: list[float] = rows[: len(guesses)].gather(1, ids[:, None])[:, 0].tolist()
+def emitted(draft: Draft, verdict: Verdict) -> tuple[list[list[int]], list[list[int]]]:
+    """Return for each row the tokens that came out, and the node whose law each came from."""
+    after = listed(verdict.next_token)
+    if draft.nodes == 1:
+        return [[token] for token in after], [[0] for _ in after]
+    ids, accepted = listed(draft.tokens), listed(verdict.accepted)
+    paths = [path[:n] for path, n in zip(listed(verdict.path), accepted, strict=True)]
+    tokens = [[*(own[i] for i in path), token] for own, path, token in zip(ids, paths, after, strict=True)]
+    return tokens, [[0, *path] for path in paths]
+
+
+def _chances(laws: torch.Tensor, nodes: Seq[int], guesses: Seq[int]) -> list[float]:
+    """Read what each node's law gives its guess: few numbers of long rows, mostly a single one."""
+    if len(guesses) == 1:
+        found = [laws[nodes[0], guesses[0]].item()]
+    else:
+        at = torch.tensor([nodes, guesses], device=laws.device)
+        found = laws[at[0], at[1]].tolist()
     return [min(1.0, max(0.0, v)) if v == v else 0.0 for v in found]

@@ -8,7 +8,7 @@ however long the text is. Nothing is shared between rows.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -53,27 +53,37 @@ class NgramIndex:
         self.options = options
         self.text: list[int] = []
         self.last: dict[int, int] = {}  # hash of an n-gram -> index of its last token, most recent occurrence
+        self._seen: set[int] = set()  # the ids of the text
+        self._indexed = 0  # tokens of the text that are in `last`
         self._hashes = [1]  # [n]: hash of the last n tokens, n < max_ngram; starting at 1 keeps lengths apart
 
     def extend(self, tokens: list[int]) -> None:
-        """Append tokens to the text. O(max_ngram) each."""
-        low, high = self.options.min_ngram, self.options.max_ngram
-        for end, token in enumerate(tokens, len(self.text)):
-            grown = self._grown(token)
-            for key in grown[low - 1 :]:
-                self.last[key] = end
-            self._hashes = [1, *grown][:high]
+        """Append tokens to the text. O(max_ngram) each: single ones, which come in rounds, once an id is looked up that
+        has occurred; where nothing repeats a round costs next to nothing."""
         self.text.extend(tokens)
+        self._seen.update(tokens)
+        if len(tokens) > 1:
+            self._catch_up()
 
     def follow(self, root: int, budget: int) -> list[int]:
         """Return what followed the most recent, longest earlier occurrence of the text's end with `root` after it.
 
         The copy stops where the text does, unless its end is already periodic: then the period goes on.
         """
+        return self.look(root, budget)[0]
+
+    def look(self, root: int, budget: int) -> tuple[list[int], int]:
+        """Return what `follow` returns, and in classes how many tokens agree where it copies from: 1, 2, 3-4, 5 or
+        more, all -> 1..5, nowhere -> 0."""
         found = self._find([root])
         if found is None:
-            return []
-        end, budget = found[0], self._trusted(found[1], budget)
+            return [], 0
+        end, n = found
+        sure = 5 if n == self.options.max_ngram else bisect_right(_CLASSES, n)
+        return self._copy(root, end, self._trusted(n, budget)), sure
+
+    def _copy(self, root: int, end: int, budget: int) -> list[int]:
+        """Return what follows place `end`, at most `budget` ids."""
         text, period = self.text, len(self.text) - end
         copy = text[end + 1 : end + 1 + budget]
         if len(copy) == budget:
@@ -83,14 +93,6 @@ class NgramIndex:
         if begin >= 0 and text[begin:end] == text[end + 1 :]:
             copy *= -(-budget // period)
         return copy[:budget]
-
-    def agreement(self, root: int) -> int:
-        """Return in classes how many tokens agree where `follow` copies from: 1, 2, 3-4, 5 or more, all -> 1..5."""
-        found = self._find([root])
-        if found is None:
-            return 0
-        n = found[1]
-        return 5 if n == self.options.max_ngram else bisect_right(_CLASSES, n)
 
     def ahead(self, tail: list[int], budget: int) -> list[int]:
         """Return what followed the most recent, longest earlier occurrence of the text's end with `tail` after it.
@@ -112,20 +114,32 @@ class NgramIndex:
         free = not self.options.reach or agreeing == self.options.max_ngram
         return budget if free else min(budget, self.options.reach * agreeing - 1)
 
-    def _grown(self, token: int, hashes: list[int] | None = None) -> list[int]:
-        """Hashes of the last 1, 2, .. tokens once `token` is appended."""
-        return [(h * _BASE + token) % _PRIME for h in hashes or self._hashes]
+    def _catch_up(self) -> None:
+        """Bring `last` up to the end of the text."""
+        low, high = self.options.min_ngram, self.options.max_ngram
+        for end, token in enumerate(self.text[self._indexed :], self._indexed):
+            grown = _grown(self._hashes, token)
+            for key in grown[low - 1 :]:
+                self.last[key] = end
+            self._hashes = [1, *grown][:high]
+        self._indexed = len(self.text)
 
     def _find(self, tail: list[int]) -> tuple[int, int] | None:
         """Where the longest earlier occurrence of the text's end with `tail` after it ends, and its length."""
-        low, high = self.options.min_ngram, self.options.max_ngram
-        keys = self._grown(tail[0])
-        for token in tail[1:]:
-            keys = self._grown(token, [1, *keys][:high])
-        for n in range(len(keys), low - 1, -1):
-            end = self.last.get(keys[n - 1])
-            if end is not None and self._agrees(end, n, tail):
-                return end, n
+        if tail[-1] not in self._seen:
+            return None
+        self._catch_up()
+        low, hashes, ends = self.options.min_ngram, self._hashes, []
+        for token in tail[:-1]:
+            hashes = [1, *_grown(hashes, token)][: self.options.max_ngram]
+        for h in hashes[low - 1 :]:  # what has not occurred has not occurred with more before it either
+            end = self.last.get((h * _BASE + tail[-1]) % _PRIME)
+            if end is None:
+                break
+            ends.append(end)
+        for n in range(low + len(ends) - 1, low - 1, -1):
+            if self._agrees(ends[n - low], n, tail):
+                return ends[n - low], n
         return None
 
     def _agrees(self, end: int, n: int, tail: list[int]) -> bool:
@@ -154,20 +168,20 @@ class Lookup:
 
     def guess(self, row: Sequence, budget: int) -> list[int]:
         """Return the ids to draft for one row."""
-        if budget <= 0:
-            return []
-        copy = self._index(row).follow(row.tokens[-1], budget)
-        return _cut(copy, (*row.eos_ids, *row.params.stop_token_ids), self.vocab)
+        return self.look(row, budget)[0]
 
     def look(self, row: Sequence, budget: int) -> tuple[list[int], int]:
         """Return what `guess` returns, and how sure it is: 1 (one token agrees) to 5 (as many as are compared)."""
-        found = self.guess(row, budget)
-        return found, self._index(row).agreement(row.tokens[-1]) if found else 0
+        if budget <= 0:
+            return [], 0
+        copy, sure = self._index(row).look(row.tokens[-1], budget)
+        copy = _cut(copy, row, self.vocab)
+        return copy, sure if copy else 0
 
     def ahead(self, row: Sequence, drafted: list[int], budget: int) -> list[int]:
         """Return what followed where the row's text and `drafted` after it occurred before, at most `budget` ids."""
         copy = self._index(row).ahead([row.tokens[-1], *drafted], budget) if budget > 0 else []
-        return _cut(copy, (*row.eos_ids, *row.params.stop_token_ids), self.vocab)
+        return _cut(copy, row, self.vocab)
 
     def observe(self, rows: list[Sequence], tokens: list[list[int]], taps: list[Mapping[int, Tensor]]) -> None:
         """Index the tokens of each row."""
@@ -194,7 +208,15 @@ class Lookup:
         return index
 
 
-def _cut(copy: list[int], ends: Collection[int], vocab: int | None) -> list[int]:
+def _grown(hashes: list[int], token: int) -> list[int]:
+    """Hashes of the last 1, 2, .. tokens once `token` is appended; `hashes` are those of the last 0, 1, .. before."""
+    return [(h * _BASE + token) % _PRIME for h in hashes]
+
+
+def _cut(copy: list[int], row: Sequence, vocab: int | None) -> list[int]:
+    if not copy:
+        return copy
+    ends = (*row.eos_ids, *row.params.stop_token_ids)
     for i, token in enumerate(copy):
         if token < 0 or (vocab is not None and token >= vocab):
             return copy[:i]

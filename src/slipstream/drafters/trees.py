@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from slipstream.drafters.chains import chain_draft
 from slipstream.types import Draft, Draw, Sequence
 
 Seconds = Callable[[int], float]  # tokens in a target pass, roots included -> measured seconds
@@ -74,6 +75,8 @@ def widen(draft: Draft, width: int) -> Draft:
 
 def merge(rows: Seq[Sequence], parts: Seq[tuple[list[int], Draft]], device: torch.device) -> Draft:
     """Join drafts of some rows each, given by their places in the batch, on `device`; rows in none have their root."""
+    if not parts:
+        return chain_draft(rows, [()] * len(rows), device=device)
     if len(parts) == 1 and parts[0][0] == list(range(len(rows))):
         return moved(parts[0][1], device)
     nothing = torch.zeros(len(rows), 0, dtype=torch.int64, device=device)
