@@ -103,7 +103,7 @@ def test_every_branch_has_the_targets_law(kind, table):
     found, plans = law_of(MIXES[kind](), "auto", table)
     assert distance(found, plain()) < 1e-12
     assert any(length for _, length in plans)
-    assert len(plans) > 1 or (kind, table) == ("drawn", FLAT), "the controller decides"
+    assert len(plans) > 1 or (table == FLAT and kind in {"drawn", "lookup + hybrid tree"}), "the controller decides"
 
 
 @pytest.mark.parametrize("rule", ["chain", "block", "coupled"])

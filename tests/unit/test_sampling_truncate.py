@@ -116,3 +116,5 @@ def test_a_whole_law_has_the_bits_of_its_definition_in_every_batch(dtype: torch.
         assert torch.equal(law, torch.softmax((x - x.amax(-1, keepdim=True)) / scale, -1))
     for r in range(5):
         assert torch.equal(law_rows(x[r : r + 1], x[r : r + 1].argmax(-1), cuts[r : r + 1])[0], law[r])
+    wide = torch.nn.functional.pad(x, (0, 7))[:, :1000]
+    assert torch.equal(law_rows(wide, wide.argmax(-1), cuts), law)

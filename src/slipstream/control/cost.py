@@ -19,6 +19,7 @@ from slipstream.types import Draft, RequestError, Target
 POINTS = (1, 2, 4, 8, 16, 32, 64)
 CONTEXT = 64  # cached tokens behind the measured nodes
 _CHUNK = 512  # prompt tokens fed at once
+_BEFORE, _SETTLED = 4, 0.01  # passes of the same kind before the one that counts, or seconds of them
 
 
 class CostTable:
@@ -62,7 +63,9 @@ def measure(
     """Time passes over chains of each number of nodes per row the target can score, in turn, for about `seconds`.
 
     The `rows` slots from `slot` on must be empty, and are left so; each holds `context` tokens meanwhile. The table is
-    by nodes in all. Each point is timed at least once, after a pass of the widest that is not counted.
+    by nodes in all. Each point is timed at least once, after a pass of the widest that is not counted. Points go up and
+    down by turns, and short passes are timed behind others of their own kind, as they come in decoding: one node right
+    after 32 may take half as long again, and the processor is itself again only some 20 ms later.
     """
     caps = target.caps
     points = [n for n in points if n <= caps.max_nodes and n + context <= caps.max_len]
@@ -74,9 +77,11 @@ def measure(
         drafts = {n: _chain(n, rows) for n in times}
         _timed(target, slots, drafts[max(drafts)])
         end = time.perf_counter() + seconds
+        order = list(drafts.items())
         while True:
-            for n, draft in drafts.items():
-                times[n].append(_timed(target, slots, draft))
+            order.reverse()  # begins with the widest, which has just been run
+            for n, draft in order:
+                times[n].append(_settled(target, slots, draft))
             if time.perf_counter() > end or len(times[min(times)]) >= 9:
                 break
     finally:
@@ -88,6 +93,17 @@ def measure(
 def _fill(target: Target, slot: int, tokens: int) -> None:
     for start in range(0, tokens, _CHUNK):
         target.prefill(slot, [0] * min(_CHUNK, tokens - start))
+
+
+def _settled(target: Target, slots: list[int], draft: Draft) -> float:
+    """Time the last of a few passes."""
+    spent = last = _timed(target, slots, draft)
+    for _ in range(_BEFORE):
+        if spent >= _SETTLED:
+            break
+        last = _timed(target, slots, draft)
+        spent += last
+    return last
 
 
 def _timed(target: Target, slots: list[int], draft: Draft) -> float:

@@ -50,7 +50,7 @@ class Common:
     def shares(self, arm: int, strength: int, greedy: bool, n: int) -> list[float]:
         """Return the estimates for the first n positions."""
         stored = self._profile.rates.get(self.arms[arm].cost, {}).get(rate_key(greedy, strength))
-        prior = stored or _guess(self.arms[arm], strength)
+        prior = stored or _guess(self.arms[arm], strength, greedy)
         known = self._rates.get((arm, strength, greedy))
         if known is None:
             return [prior[min(k, len(prior) - 1)] for k in range(n)]
@@ -145,7 +145,7 @@ def rate_key(greedy: bool, strength: int) -> str:
     return f"{'greedy' if greedy else 'sampled'} {strength}"
 
 
-def _guess(arm: Arm, strength: int) -> list[float]:
+def _guess(arm: Arm, strength: int, greedy: bool) -> list[float]:
     """What to think of a drafter before it has drafted."""
     if strength == WENT_ON:
         return [1.0]
@@ -155,5 +155,6 @@ def _guess(arm: Arm, strength: int) -> list[float]:
         return [0.75]  # a model of the family, mostly; too little hope would leave it untried where drafting is dear
     if arm.look is None:
         return [0.5]
-    first = min(0.9, 0.25 + 0.13 * strength)
+    # a drawn token is another one more often; too little hope costs nothing, for what is looked at is scored unused
+    first = min(0.9, (0.2 if greedy else 0.15) * strength)
     return [first, (1.0 + first) / 2]

@@ -158,11 +158,11 @@ def _around(target: Target, rule: VerifyRule, drafted: int, kind: Kind) -> float
     parents = torch.arange(-1, drafted)[None]
     draft = Draft(tokens, parents, torch.tensor([drafted + 1]), torch.full_like(tokens, int(Draw.FIXED)))
     times = []
-    for _ in range(4):
+    for _ in range(10):
         start = time.perf_counter()
         rule(draft, laws([row], logits, draft), RequestRngs([row], shared_noise=rule.shared_noise))
         times.append(time.perf_counter() - start)
-    return max(1e-7, statistics.median(times[1:]))
+    return max(1e-7, statistics.median(times[3:]))
 
 
 def _params(kind: Kind) -> SamplingParams:

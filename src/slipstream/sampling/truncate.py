@@ -51,6 +51,8 @@ class Cut:
 
 def law_rows(x: Tensor, points: Tensor, cuts: list[Cut]) -> Tensor:
     """Turn finite-peaked logits x [R, V], their argmax `points` [R] and one cut per row into laws [R, V]."""
+    if x.is_cpu:
+        x = x.contiguous()  # a law's bits may not depend on how its logits lie
     greedy = [r for r, cut in enumerate(cuts) if cut.temperature == 0.0]
     whole = [r for r, cut in enumerate(cuts) if cut.temperature > 0.0 and cut.whole]
     cut_rows = [r for r, cut in enumerate(cuts) if cut.temperature > 0.0 and not cut.whole]
