@@ -25,6 +25,6 @@ cp "$build"/_native*.so "$package/kernels/"
 
 # the sanitizers must be loaded before the interpreter; its own leaks are not ours to report
 runtimes=$("${CXX:-g++}" -print-file-name=libasan.so):$("${CXX:-g++}" -print-file-name=libubsan.so)
-if [ $# = 0 ]; then set -- tests/unit/test_kernels_gemm.py tests/unit/test_kernels_decoder.py; fi
+if [ $# = 0 ]; then set -- tests/unit/test_kernels_{gemm,decoder,laws}.py; fi
 LD_PRELOAD=$runtimes:$("${CXX:-g++}" -print-file-name=libstdc++.so) ASAN_OPTIONS=detect_leaks=0 \
 PYTHONPATH=$build/package "$python" -m pytest -p no:cacheprovider "$@"
