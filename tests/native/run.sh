@@ -8,7 +8,7 @@ shift
 cmake -S . -B "$build" -DSLIPSTREAM_CHECKS=ON "$@" > /dev/null
 cmake --build "$build" --parallel "${JOBS:-2}" > "$build/log" 2>&1 || { cat "$build/log"; exit 1; }
 emulator=$(sed -n 's/^CMAKE_CROSSCOMPILING_EMULATOR:[A-Z]*=//p' "$build/CMakeCache.txt" | tr ';' ' ')
-for check in check_levels check_decoder check_tasks; do
+for check in check_levels check_decoder check_tasks check_laws; do
   # shellcheck disable=SC2086
   $emulator "$build/$check"
 done
