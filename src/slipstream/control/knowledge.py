@@ -156,5 +156,5 @@ def _guess(arm: Arm, strength: int, greedy: bool) -> list[float]:
     if arm.look is None:
         return [0.5]
     # a drawn token is another one more often; too little hope costs nothing, for what is looked at is scored unused
-    first = min(0.9, (0.2 if greedy else 0.15) * strength)
+    first = min(0.9, 0.25 + 0.13 * strength if greedy else 0.15 * strength)
     return [first, (1.0 + first) / 2]

@@ -39,6 +39,7 @@ class Drawing:
         # kept up only for rows whose law depends on it
         self._prefixes = [list(row.tokens) if needs_history(row.params) else [] for row in rows]
         self._q: Tensor | None = None  # [B, N, V]
+        self._recorded = 0  # depths that q has been written for
 
     def draw(self, logits: Tensor, depth: int, doubt: Doubt | None = None) -> list[int]:
         """Give each live row its token at `depth` (1 first) from logits [live, V or wider or narrower].
@@ -77,7 +78,7 @@ class Drawing:
         sampled = self.sampled if any(self.sampled) else None
         if self._q is not None:
             for row, guess in zip(self._q, self.guesses, strict=True):
-                row[len(guess) :] = 0.0  # only now: most rows have been written
+                row[min(len(guess), self._recorded) :] = 0.0  # only now: most rows have been written
         return chain_draft(self.rows, self.guesses, device=self.device, sampled=sampled, q=self._q)
 
     def cut(self, lengths: list[int]) -> None:
@@ -93,7 +94,7 @@ class Drawing:
         if self._q is None:
             shape = (len(self.rows), 1 + max(self.limits), self.vocab)
             self._q = torch.empty(shape, dtype=law.dtype, device=self.device)
-        row_law = self._q[:, depth - 1]  # [B, V]: node depth - 1 is the parent
+        row_law, self._recorded = self._q[:, depth - 1], depth  # [B, V]: node depth - 1 is the parent
         if len(live) == len(self.rows):
             row_law.copy_(law)
         else:
