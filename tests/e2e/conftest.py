@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -74,6 +76,9 @@ def command():
     def start(*argv: str, **kwargs) -> subprocess.Popen:
         env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error"}
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        return subprocess.Popen([sys.executable, "-m", "slipstream.cli", *argv], text=True, env=env, **pipes | kwargs)
+        # whoever runs the tests in the background may have told them to ignore Ctrl-C
+        heard = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+        line = [sys.executable, "-m", "slipstream.cli", *argv]
+        return subprocess.Popen(line, text=True, env=env, preexec_fn=heard, **pipes | kwargs)
 
     return start
