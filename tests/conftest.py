@@ -38,6 +38,18 @@ def same_kernels_after() -> Iterator[None]:
     kernels.set_threads(threads)
 
 
+@pytest.fixture(params=("amx", "avx512", "avxvnni", "avx2", "dotprod", "neon", "portable"))
+def level(request: pytest.FixtureRequest, same_kernels_after: None) -> str:
+    """Each level of the CPU kernels, in two threads; those that this machine lacks are skipped by name."""
+    from slipstream import kernels
+
+    if request.param not in kernels.levels():
+        pytest.skip(f"this machine lacks the level {request.param}")
+    kernels.set_level(request.param)
+    kernels.set_threads(2)
+    return str(request.param)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that need what this machine lacks are skipped, and say what it was."""
     import torch

@@ -19,6 +19,15 @@ std::vector<Level> available_levels();  // best first; portable is always there
 Level level();
 void set_level(const std::string& name);
 
+// The table for the level in use, of those compiled as NamePortable, NameAvx2 and NameAvx512; on aarch64 the portable one's
+// vectors are NEON's.
+#if defined(__x86_64__)
+#define SLIPSTREAM_AT_LEVEL(Name) \
+  (level() >= Level::avx512 ? Name##Avx512 : level() >= Level::avx2 ? Name##Avx2 : Name##Portable)
+#else
+#define SLIPSTREAM_AT_LEVEL(Name) Name##Portable
+#endif
+
 // Asks the operating system, once for the process, to let it use tiles. False where it may not.
 bool permit_tiles();
 

@@ -12,14 +12,7 @@ uint16_t load16(const uint8_t* from) { return static_cast<uint16_t>(from[0] | fr
 
 }  // namespace
 
-const GroupOps& group_ops() {
-#if defined(__x86_64__)
-  Level now = level();
-  if (now >= Level::avx512) return kGroupsAvx512;
-  if (now >= Level::avx2) return kGroupsAvx2;
-#endif
-  return kGroupsPortable;
-}
+const GroupOps& group_ops() { return SLIPSTREAM_AT_LEVEL(kGroups); }
 
 void read_q4_0(const uint8_t* block, GroupCodes& group) {
   group.d = load16(block);

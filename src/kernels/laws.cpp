@@ -132,14 +132,7 @@ std::vector<int> highest_of(const LawOps& ops, const float* x, int cols, int wid
 
 }  // namespace
 
-const LawOps& law_ops() {
-#if defined(__x86_64__)
-  Level now = level();
-  if (now >= Level::avx512) return kLawOpsAvx512;
-  if (now >= Level::avx2) return kLawOpsAvx2;
-#endif
-  return kLawOpsPortable;  // on aarch64 its vectors are NEON's
-}
+const LawOps& law_ops() { return SLIPSTREAM_AT_LEVEL(kLawOps); }
 
 std::vector<double> weigh_rows(const float* x, int cols, const std::vector<float>& peaks,
                                const std::vector<float>& inverses, float* out) {

@@ -4,14 +4,7 @@
 
 namespace slipstream {
 
-const RowOps& row_ops() {
-#if defined(__x86_64__)
-  Level now = level();
-  if (now >= Level::avx512) return kRowOpsAvx512;
-  if (now >= Level::avx2) return kRowOpsAvx2;
-#endif
-  return kRowOpsPortable;  // on aarch64 its vectors are NEON's
-}
+const RowOps& row_ops() { return SLIPSTREAM_AT_LEVEL(kRowOps); }
 
 int attention_scratch(int head_dim, int max_nodes) {
   const int queries = kTaskRows * kTaskHeads, padded = (head_dim + 15) / 16 * 16;

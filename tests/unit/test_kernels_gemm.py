@@ -23,15 +23,6 @@ SHAPES = ((1, 1), (33, 50), (70, 96), (128, 576), (32, 1025))
 BLOCK = {"Q4_0": (32, 18), "Q4_1": (32, 20), "Q4_K": (256, 144), "Q8_0": (32, 34)}
 
 
-@pytest.fixture(params=LEVELS)
-def level(request: pytest.FixtureRequest, same_kernels_after: None) -> str:
-    if request.param not in kernels.levels():
-        pytest.skip(f"this machine lacks the level {request.param}")
-    kernels.set_level(request.param)
-    kernels.set_threads(2)
-    return str(request.param)
-
-
 def rows(count: int, cols: int, seed: int = 0) -> Tensor:
     return torch.randn(count, cols, generator=torch.Generator().manual_seed(seed))
 

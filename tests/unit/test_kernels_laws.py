@@ -17,18 +17,8 @@ from slipstream.verify import RULES
 if not kernels.available():
     pytest.skip(f"kernels: {kernels.reason()}", allow_module_level=True)
 
-LEVELS = ("amx", "avx512", "avxvnni", "avx2", "dotprod", "neon", "portable")
 COLS = (1, 2, 15, 16, 17, 127, 128, 129, 511, 512, 513, 4095, 4097, 8200)
 LONG = 1 << 17  # columns: three rows are enough for several threads
-
-
-@pytest.fixture(params=LEVELS)
-def level(request: pytest.FixtureRequest, same_kernels_after: None) -> str:
-    if request.param not in kernels.levels():
-        pytest.skip(f"this machine lacks the level {request.param}")
-    kernels.set_level(request.param)
-    kernels.set_threads(2)
-    return str(request.param)
 
 
 def logits(rows: int, cols: int, spread: float = 4.0) -> Tensor:

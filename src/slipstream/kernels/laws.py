@@ -14,6 +14,9 @@ from torch import Tensor
 
 from slipstream import kernels
 
+# p [V], q [V] or None, r, drop: a residual row max(r p - q, 0) without the id `drop` (-1: with all)
+Parts = tuple[Tensor, Tensor | None, float, int]
+
 
 def fits(*rows: Tensor) -> bool:
     """Say whether the extension is there and reads these tensors as they lie."""
@@ -25,16 +28,19 @@ def fits(*rows: Tensor) -> bool:
 def softmax(x: Tensor, peaks: Seq[float], temperatures: Seq[float]) -> Tensor:
     """Return the laws of logits x [R, V] -> [R, V]; each row's highest logit is finite and in `peaks`."""
     out = torch.empty_like(x)
-    kernels.native().weigh_rows(x.data_ptr(), x.shape[1], peaks, [1.0 / t for t in temperatures], out.data_ptr())
+    _weighed(x, peaks, temperatures, out.data_ptr())
     return out
 
 
 def masses(x: Tensor, peaks: Seq[float], temperatures: Seq[float]) -> list[float]:
     """Return the sum of exp((x - peak) / temperature) over each row of logits [R, V]."""
-    found: list[float] = kernels.native().weigh_rows(
-        x.data_ptr(), x.shape[1], peaks, [1.0 / t for t in temperatures], 0
-    )
-    return found
+    return _weighed(x, peaks, temperatures, 0)
+
+
+def _weighed(x: Tensor, peaks: Seq[float], temperatures: Seq[float], out: int) -> list[float]:
+    inverses = [1.0 / t for t in temperatures]
+    sums: list[float] = kernels.native().weigh_rows(x.data_ptr(), x.shape[1], peaks, inverses, out)
+    return sums
 
 
 def highest(x: Tensor, widths: Seq[int]) -> list[np.ndarray]:
@@ -51,20 +57,19 @@ def draw(w: Seq[Tensor], uniforms: Seq[float]) -> list[int]:
     return found
 
 
-def residual_masses(rows: Seq[tuple[Tensor, Tensor | None, float, int]]) -> list[float]:
-    """Return the sum of max(r p - q, 0) without id `drop` (-1: of all) for each (p [V], q [V] or None, r, drop)."""
-    return _residuals(rows, None)
+def residual_masses(rows: Seq[Parts]) -> list[float]:
+    """Return the sum of each residual row."""
+    return _residuals(rows, 0)
 
 
 def residual(p: Tensor, q: Tensor | None, r: float, drop: int) -> tuple[Tensor, float]:
-    """Return max(r p - q, 0) without id `drop` (-1: of all) -> [V], and its sum."""
+    """Return a residual row [V], and its sum."""
     out = torch.empty_like(p)
-    return out, _residuals([(p, q, r, drop)], out)[0]
+    return out, _residuals([(p, q, r, drop)], out.data_ptr())[0]
 
 
-def _residuals(rows: Seq[tuple[Tensor, Tensor | None, float, int]], out: Tensor | None) -> list[float]:
-    p = [row[0].data_ptr() for row in rows]
-    q = [0 if row[1] is None else row[1].data_ptr() for row in rows]
-    r, drop, vocab = [row[2] for row in rows], [row[3] for row in rows], rows[0][0].shape[0]
-    found: list[float] = kernels.native().residuals(p, q, r, drop, vocab, 0 if out is None else out.data_ptr())
+def _residuals(rows: Seq[Parts], out: int) -> list[float]:
+    p, q, r, drop = zip(*rows, strict=True)
+    ps, qs = [row.data_ptr() for row in p], [0 if row is None else row.data_ptr() for row in q]
+    found: list[float] = kernels.native().residuals(ps, qs, r, drop, len(p[0]), out)
     return found

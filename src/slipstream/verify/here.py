@@ -15,11 +15,10 @@ from torch import Tensor
 
 from slipstream.devices import listed
 from slipstream.kernels import laws
+from slipstream.kernels.laws import Parts
 from slipstream.types import Draft, Draw, Rngs, Verdict
 from slipstream.verify.points import runs
 from slipstream.verify.rule import drawn, need_q, refuse_undrawable
-
-Parts = tuple[Tensor, Tensor | None, float, int]  # of a row max(r p - q, 0) less one id (-1: none)
 
 
 def applies(p: Tensor) -> bool:
