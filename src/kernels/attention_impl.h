@@ -9,6 +9,7 @@
 
 #include <cmath>
 
+#include "attention_views.h"
 #include "row_ops.h"
 #include "simd.h"
 
@@ -26,7 +27,7 @@ struct Scratch {
   float *sums, *totals, *peaks, *turned, *scores, *extra;
 
   explicit Scratch(const AttentionTask& t) {
-    const int queries = kTaskRows * kTaskHeads;
+    const int queries = kTaskQueries;
     sums = t.scratch;
     totals = sums + queries * t.value_stride;
     peaks = totals + queries * kVec;
@@ -36,27 +37,47 @@ struct Scratch {
   }
 };
 
-// out[query][position] of B blocks of keys; q holds the queries turned: [head_dim][Q].
+inline void fetch(const void* p) { __builtin_prefetch(static_cast<const char*>(p) + kAhead); }
+
+// out[query][position] of B blocks of keys, `step` entries each; q holds the queries turned: [head_dim][Q].
 template <class T, int Q, int B>
-inline void score(const T* keys, int dim, const float* q, float scale, float* out, int stride) {
+inline void score(const T* keys, size_t step, int dim, const float* q, float scale, float* out, int stride) {
   Vec dots[Q][B];
+  const auto add_number = [&](const Vec* k, const float* x) __attribute__((always_inline)) {
+#pragma GCC unroll 8
+    for (int h = 0; h < Q; h++) {
+      const Vec each = set(x[h]);
+#pragma GCC unroll 8
+      for (int b = 0; b < B; b++) dots[h][b] = madd(k[b], each, dots[h][b]);
+    }
+  };
 #pragma GCC unroll 8
   for (int h = 0; h < Q; h++)
 #pragma GCC unroll 8
     for (int b = 0; b < B; b++) dots[h][b] = set(0);
-  for (int d = 0; d < dim; d++) {
-    Vec k[B];
+  if constexpr (sizeof(T) == 2) {
+    for (int d = 0; d < dim; d += 2) {
+      Vec first[B], second[B];
 #pragma GCC unroll 8
-    for (int b = 0; b < B; b++) {
-      const T* from = keys + (static_cast<size_t>(b) * dim + d) * kBlock;
-      __builtin_prefetch(reinterpret_cast<const char*>(from) + kAhead);
-      k[b] = load(from);
+      for (int b = 0; b < B; b++) {
+        const T* from = keys + b * step + static_cast<size_t>(d) * kBlock;
+        fetch(from);
+        const Pairs pairs = load_pairs(from);
+        first[b] = pairs.first, second[b] = pairs.second;
+      }
+      add_number(first, q + d * Q);
+      add_number(second, q + (d + 1) * Q);
     }
+  } else {
+    for (int d = 0; d < dim; d++) {
+      Vec k[B];
 #pragma GCC unroll 8
-    for (int h = 0; h < Q; h++) {
-      const Vec x = set(q[d * Q + h]);
-#pragma GCC unroll 8
-      for (int b = 0; b < B; b++) dots[h][b] = madd(k[b], x, dots[h][b]);
+      for (int b = 0; b < B; b++) {
+        const T* from = keys + b * step + static_cast<size_t>(d) * kBlock;
+        fetch(from);
+        k[b] = load(from);
+      }
+      add_number(k, q + d * Q);
     }
   }
 #pragma GCC unroll 8
@@ -66,50 +87,64 @@ inline void score(const T* keys, int dim, const float* q, float scale, float* ou
 }
 
 template <class T, int Q>
-inline void score_blocks(const T* keys, int dim, int blocks, const float* q, float scale, float* out, int stride) {
+inline void score_blocks(const T* keys, size_t step, int dim, int blocks, const float* q, float scale, float* out, int stride) {
   constexpr int kAtOnce = kParts > 1 ? 1 : Q > 3 ? 2 : 4;
-  const size_t step = static_cast<size_t>(dim) * kBlock;
   int b = 0;
   for (; b + kAtOnce <= blocks; b += kAtOnce)
-    score<T, Q, kAtOnce>(keys + b * step, dim, q, scale, out + b * kBlock, stride);
-  for (; b < blocks; b++) score<T, Q, 1>(keys + b * step, dim, q, scale, out + b * kBlock, stride);
+    score<T, Q, kAtOnce>(keys + b * step, step, dim, q, scale, out + b * kBlock, stride);
+  for (; b < blocks; b++) score<T, Q, 1>(keys + b * step, step, dim, q, scale, out + b * kBlock, stride);
 }
 
-// sums[query] += weights[query][i] * values[i], one position after the other, for P vectors of the value row.
+// sums[query] += weights[query][i] * the value of place + i, one after the other, for P vectors from `d` on.
 template <class T, int Q, int P>
-inline void weigh_part(const T* values, int stride, int count, const float* weights, float* sums) {
+inline void weigh_part(const T* values, int stride, int d, int place, int count, const float* weights, float* sums) {
   Vec acc[Q][P];
+  const auto add_value = [&](const Vec* v, const float* w) __attribute__((always_inline)) {
+#pragma GCC unroll 8
+    for (int h = 0; h < Q; h++) {
+      const Vec each = set(w[h * kSpan]);
+#pragma GCC unroll 8
+      for (int j = 0; j < P; j++) acc[h][j] = madd(v[j], each, acc[h][j]);
+    }
+  };
 #pragma GCC unroll 8
   for (int h = 0; h < Q; h++)
 #pragma GCC unroll 8
-    for (int j = 0; j < P; j++) acc[h][j] = load(sums + h * stride + j * kVec);
-  for (int i = 0; i < count; i++) {
-    const T* from = values + static_cast<size_t>(i) * stride;
-    Vec v[P];
+    for (int j = 0; j < P; j++) acc[h][j] = load(sums + h * stride + d + j * kVec);
+  for (int i = 0; i < count;) {
+    Vec first[P], second[P];
+    if constexpr (sizeof(T) == 2) {
+      const T* from = values + (static_cast<size_t>((place + i) / 2) * stride + d) * 2;
 #pragma GCC unroll 8
-    for (int j = 0; j < P; j++) {
-      if (j * kVec * sizeof(T) % 64 == 0) __builtin_prefetch(reinterpret_cast<const char*>(from + j * kVec) + kAhead);
-      v[j] = load(from + j * kVec);
-    }
+      for (int j = 0; j < P; j++) {
+        fetch(from + 2 * j * kVec);
+        const Pairs pairs = load_pairs(from + 2 * j * kVec);
+        first[j] = pairs.first, second[j] = pairs.second;
+      }
+      if ((place + i) % 2 == 0) add_value(first, weights + i++);
+      if (i < count) add_value(second, weights + i++);
+    } else {
+      const T* from = values + static_cast<size_t>(place + i) * stride + d;
 #pragma GCC unroll 8
-    for (int h = 0; h < Q; h++) {
-      const Vec w = set(weights[h * kSpan + i]);
-#pragma GCC unroll 8
-      for (int j = 0; j < P; j++) acc[h][j] = madd(v[j], w, acc[h][j]);
+      for (int j = 0; j < P; j++) {
+        fetch(from + j * kVec);
+        first[j] = load(from + j * kVec);
+      }
+      add_value(first, weights + i++);
     }
   }
 #pragma GCC unroll 8
   for (int h = 0; h < Q; h++)
 #pragma GCC unroll 8
-    for (int j = 0; j < P; j++) store(sums + h * stride + j * kVec, acc[h][j]);
+    for (int j = 0; j < P; j++) store(sums + h * stride + d + j * kVec, acc[h][j]);
 }
 
 template <class T, int Q>
-inline void weigh(const T* values, int stride, int count, const float* weights, float* sums) {
+inline void weigh(const T* values, int stride, int place, int count, const float* weights, float* sums) {
   int d = 0;
   for (; d + kChunk * kVec <= stride; d += kChunk * kVec)
-    weigh_part<T, Q, kChunk>(values + d, stride, count, weights, sums + d);
-  for (; d < stride; d += kVec) weigh_part<T, Q, 1>(values + d, stride, count, weights, sums + d);
+    weigh_part<T, Q, kChunk>(values, stride, d, place, count, weights, sums);
+  for (; d < stride; d += kVec) weigh_part<T, Q, 1>(values, stride, d, place, count, weights, sums);
 }
 
 template <int Q>
@@ -135,36 +170,15 @@ class Attention {
 
   void run() {
     clear();
-    int shortest = t_.sights[0].end, last = 0;
-    for (int r = 0; r < t_.rows; r++) {
-      const int end = t_.sights[r].end;
-      shortest = end < shortest ? end : shortest;
-      last = end > last ? end : last;
-    }
-    int base = t_.window > 0 && shortest > t_.window ? (shortest - t_.window) / kSpan * kSpan : 0;
-    for (; base < last; base += kSpan) add_span(base);
+    each_span(t_, [&](int base) { add_span(base); });
     finish();
   }
 
  private:
-  // What a row sees of a span: positions low..high, those below near at their own place.
-  struct View {
-    int low, near, high;
-  };
-
-  View view(int row, int base) const {
-    const Sight& s = t_.sights[row];
-    const int begin = t_.window > 0 && s.end > t_.window ? s.end - t_.window : 0;
-    const int low = begin > base ? begin : base, high = s.end < base + kSpan ? s.end : base + kSpan;
-    return {low, high < s.direct ? high : s.direct, high};
-  }
-
-  const T* keys(int block) const {
-    return static_cast<const T*>(t_.keys) + static_cast<size_t>(block) * t_.head_dim * kBlock;
-  }
-  const T* values(int place) const {
-    return static_cast<const T*>(t_.values) + static_cast<size_t>(place) * t_.value_stride;
-  }
+  View view(int row, int base) const { return view_of(t_, row, base); }
+  size_t step() const { return static_cast<size_t>(turned_dim()) * kBlock; }  // entries of a block of keys
+  int turned_dim() const { return sizeof(T) == 2 ? (t_.head_dim + 1) / 2 * 2 : t_.head_dim; }
+  const T* keys(int block) const { return static_cast<const T*>(t_.keys) + block * step(); }
   float* scores(int query) const { return scratch_.scores + query * kSpan; }
   float* sums(int query) const { return scratch_.sums + static_cast<size_t>(query) * t_.value_stride; }
 
@@ -185,9 +199,10 @@ class Attention {
       const int row = (first + h) / t_.heads, head = (first + h) % t_.heads;
       const float* q = t_.queries + static_cast<size_t>(row) * t_.query_stride + head * t_.head_dim;
       for (int d = 0; d < t_.head_dim; d++) to[d * Q + h] = q[d];
+      if (turned_dim() > t_.head_dim) to[t_.head_dim * Q + h] = 0;
     }
   }
-  float* turned(int query) const { return scratch_.turned + static_cast<size_t>(query) * t_.head_dim; }
+  float* turned(int query) const { return scratch_.turned + static_cast<size_t>(query) * turned_dim(); }
 
   void score_all(int first_block, int end_block, float* out, int stride) {
     in_groups(queries_, [&](int first, auto count) {
@@ -196,7 +211,7 @@ class Attention {
   }
   template <int Q>
   void score_group(int first, Count<Q>, int block, int blocks, float* out, int stride) {
-    score_blocks<T, Q>(keys(block), t_.head_dim, blocks, turned(first), t_.scale, out, stride);
+    score_blocks<T, Q>(keys(block), step(), turned_dim(), blocks, turned(first), t_.scale, out, stride);
   }
 
   void weigh_some(int first, int count, int place, int places, int at) {
@@ -204,7 +219,7 @@ class Attention {
   }
   template <int Q>
   void weigh_group(int query, Count<Q>, int place, int places, int at) {
-    weigh<T, Q>(values(place), t_.value_stride, places, scores(query) + at, sums(query));
+    weigh<T, Q>(static_cast<const T*>(t_.values), t_.value_stride, place, places, scores(query) + at, sums(query));
   }
 
   void add_span(int base) {
@@ -230,28 +245,13 @@ class Attention {
 
   // Scores the nodes where they lie, up to the furthest, then moves those of each path to their positions.
   void score_paths(int base) {
-    int begin = 1 << 30, end = 0;
-    for (int r = 0; r < t_.rows; r++) {
-      const Sight& s = t_.sights[r];
-      const View v = view(r, base);
-      const int from = v.low < s.direct ? s.direct : v.low;
-      if (from >= v.high) continue;
-      const int first = s.direct + s.path[from - s.direct], last = s.direct + s.path[v.high - 1 - s.direct];
-      begin = first < begin ? first : begin;
-      end = last + 1 > end ? last + 1 : end;
-    }
-    if (begin >= end) return;
-    const int first = begin / kBlock, blocks = (end + kBlock - 1) / kBlock - first;
-    score_all(first, first + blocks, scratch_.extra, blocks * kBlock);
+    const Nodes nodes = nodes_of(t_, base);
+    if (nodes.begin >= nodes.end) return;
+    const int first = nodes.begin / kBlock, blocks = (nodes.end + kBlock - 1) / kBlock - first, stride = blocks * kBlock;
+    score_all(first, first + blocks, scratch_.extra, stride);
     for (int i = 0; i < queries_; i++)
-      place_path(i, base, scratch_.extra + i * blocks * kBlock - first * kBlock);
-  }
-
-  void place_path(int query, int base, const float* by_place) {
-    const Sight& s = t_.sights[query / t_.heads];
-    const View v = view(query / t_.heads, base);
-    for (int p = v.low < s.direct ? s.direct : v.low; p < v.high; p++)
-      scores(query)[p - base] = by_place[s.direct + s.path[p - s.direct]];
+      place_path(t_.sights[i / t_.heads], view(i / t_.heads, base), base, scratch_.extra + i * stride - first * kBlock,
+                 scores(i));
   }
 
   // The values of a row's positions from `from` on: those at their own place, then its path.
@@ -264,7 +264,7 @@ class Attention {
       weigh_some(first, t_.heads, p, v.near - p, p - base);
       p = v.near;
     }
-    for (; p < v.high; p++) weigh_some(first, t_.heads, s.direct + s.path[p - s.direct], 1, p - base);
+    for (; p < v.high; p++) weigh_some(first, t_.heads, place_of(s, p), 1, p - base);
   }
 
   // Turns a query's scores into weights under the new maximum and brings what was summed before to it.

@@ -54,12 +54,13 @@ void Forward::place_row(int row, int sequence, int begin, int node) {
 
 // Query heads of a key head stay together; where that leaves threads without work, each gets its part of the heads.
 void Forward::share_attention() {
-  const int tasks = (rows_ + kTaskRows - 1) / kTaskRows * shape_.kv_heads;
+  const int most = kTaskQueries / std::min(shape_.heads / shape_.kv_heads, kTaskHeads);  // rows of a task
+  const int tasks = (rows_ + most - 1) / most * shape_.kv_heads;
   const int parts = tasks < kTasksForEach * pool_.threads() ? pool_.threads() : 1;
   for (int part = 0; part < parts; part++)
     for (int row = 0, count; row < rows_; row += count) {
       count = 1;
-      while (count < kTaskRows && row + count < rows_ && slots_[row + count] == slots_[row]) count++;
+      while (count < most && row + count < rows_ && slots_[row + count] == slots_[row]) count++;
       share_heads(row, count, share(shape_.heads, {part, parts}));
     }
 }
@@ -179,7 +180,7 @@ void Forward::attend_share(const Share& part, const Layer& layer, int index, Sli
   task.out = inner(part.row, cols) + part.head * dim;
   task.out_stride = cols;
   task.scratch = work_.row(slice) + (shape_.hidden + 15) / 16 * 16;
-  ops_.attend(task);
+  slipstream::attend(task);
   const Range groups{part.head * dim / kGroup, ((part.head + part.heads) * dim + kGroup - 1) / kGroup};
   for (int row = part.row; whole_groups_ && row < part.row + part.rows; row++)
     prepare_groups(form(layer.out), inner(row, cols), row, cols, groups, work_.input);

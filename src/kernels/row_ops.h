@@ -9,7 +9,7 @@ namespace slipstream {
 
 enum class Activation : int { silu, gelu_tanh };
 
-constexpr int kBlock = 16;  // positions of one block of the key cache: [blocks][head_dim][16 positions]
+constexpr int kBlock = 16;  // positions of one block of the key cache
 
 // Where one row's keys are. Positions begin..end are visible (the row's own is the last); those below `direct` lie at
 // their own place in the cache, position p from there on at place direct + path[p - direct].
@@ -20,13 +20,13 @@ struct Sight {
 
 // Attention of a few rows of one sequence, over one key head, for the query heads that share it.
 struct AttentionTask {
-  const void* keys;    // [blocks][head_dim][16]
-  const void* values;  // [positions][value_stride]
+  const void* keys;  // a head's: kv_cache.h
+  const void* values;
   bool wide;           // float32, else bfloat16
   int head_dim, value_stride;
   int window;  // 0: all
   float scale;
-  int rows, heads;  // at most kTaskRows and kTaskHeads
+  int rows, heads;  // heads at most kTaskHeads, queries (rows * heads) at most kTaskQueries
   const Sight* sights;
   const float* queries;  // row r, head h at queries + r * query_stride + h * head_dim
   int query_stride;
@@ -35,8 +35,8 @@ struct AttentionTask {
   float* scratch;  // attention_scratch() floats
 };
 
-constexpr int kTaskRows = 8;
 constexpr int kTaskHeads = 8;
+constexpr int kTaskQueries = 64;
 constexpr int kAttentionSpan = 128;  // positions between two updates of the running maximum
 constexpr int kMaxHeadDim = 512;
 // Floats of scratch for any task with drafts of at most so many nodes.
@@ -60,16 +60,19 @@ struct RowOps {
   void (*gate)(Activation activation, const float* gate, const float* up, int cols, float* out);
   // x = tanh(x / cap) * cap
   void (*cap)(float* x, float cap, int cols);
-  // rounds a head's value row, padding with zeros to a multiple of 16
+  // rounds a head's value of one place to the cache, padding with zeros to a multiple of 16
   void (*write_values)(const float* x, int cols, bool wide, void* out);
-  // writes a head's key to its column of a block
-  void (*write_keys)(const float* x, int cols, bool wide, void* column);
-  void (*attend)(const AttentionTask& task);
+  // the same for its key, padding to whole pairs
+  void (*write_keys)(const float* x, int cols, bool wide, void* out);
+  void (*attend)(const AttentionTask& task);  // use slipstream::attend
   Peak (*peak)(const float* x, int cols);
 };
 
 // The table for the level in use (cpu.h).
 const RowOps& row_ops();
+
+// Attention at the level in use: in tiles where it has them and the cache is bfloat16.
+void attend(const AttentionTask& task);
 
 extern const RowOps kRowOpsPortable;
 #if defined(__x86_64__)

@@ -83,35 +83,29 @@ inline void cap_at(float* x, float cap, int cols) {
   }
 }
 
-template <class T>
-inline void write_values_as(const float* x, int cols, T* out) {
-  int i = 0;
-  for (; i + kVec <= cols; i += kVec) store(out + i, load(x + i));
-  if (i < cols) store(out + i, load_some(x + i, cols - i));
-}
-
 inline void write_values(const float* x, int cols, bool wide, void* out) {
-  if (wide)
-    write_values_as(x, cols, static_cast<float*>(out));
-  else
-    write_values_as(x, cols, static_cast<uint16_t*>(out));
-}
-
-template <class T>
-inline void write_keys_as(const float* x, int cols, T* column) {
-  T rounded[kVec];
   for (int i = 0; i < cols; i += kVec) {
-    int count = cols - i < kVec ? cols - i : kVec;
-    store(rounded, load_some(x + i, count));
-    for (int k = 0; k < count; k++) column[static_cast<size_t>(i + k) * kBlock] = rounded[k];
+    const Vec some = cols - i < kVec ? load_some(x + i, cols - i) : load(x + i);
+    if (wide) {
+      store(static_cast<float*>(out) + i, some);
+      continue;
+    }
+    uint16_t rounded[kVec];
+    store(rounded, some);
+    uint16_t* to = static_cast<uint16_t*>(out) + 2 * i;
+    for (int k = 0; k < kVec; k++) to[2 * k] = rounded[k];  // the others are of another position: maybe of another thread
   }
 }
 
-inline void write_keys(const float* x, int cols, bool wide, void* column) {
-  if (wide)
-    write_keys_as(x, cols, static_cast<float*>(column));
-  else
-    write_keys_as(x, cols, static_cast<uint16_t*>(column));
+inline void write_keys(const float* x, int cols, bool wide, void* out) {
+  for (int i = 0; wide && i < cols; i++) static_cast<float*>(out)[static_cast<size_t>(i) * kBlock] = x[i];
+  for (int i = 0; !wide && i < cols; i += kVec) {
+    const int count = cols - i < kVec ? cols - i : kVec;
+    uint16_t rounded[kVec];
+    store(rounded, load_some(x + i, count));
+    uint16_t* to = static_cast<uint16_t*>(out) + static_cast<size_t>(i) * kBlock;
+    for (int k = 0; k < count; k += 2) std::memcpy(to + k * kBlock, rounded + k, 4);
+  }
 }
 
 constexpr int kSearched = 512;  // columns whose maximum is found before anything looks for its place

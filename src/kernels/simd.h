@@ -125,6 +125,20 @@ inline Vec load(const uint16_t* p) {  // bfloat16
   SLIPSTREAM_EACH v.part[i] = bits<Floats>(widened(p + i * kLanes) << 16);
   return v;
 }
+// Sixteen pairs of bfloat16 numbers: the first of each, and the second.
+struct Pairs {
+  Vec first, second;
+};
+inline Pairs load_pairs(const uint16_t* p) {
+  Pairs v;
+  SLIPSTREAM_EACH {
+    Words w;
+    std::memcpy(&w, p + 2 * i * kLanes, sizeof w);
+    v.first.part[i] = bits<Floats>(w << 16);
+    v.second.part[i] = bits<Floats>(w & 0xffff0000u);
+  }
+  return v;
+}
 inline void store(float* p, const Vec& v) { std::memcpy(p, &v, sizeof v); }
 inline void store(uint16_t* p, const Vec& v) {  // bfloat16
   SLIPSTREAM_EACH {

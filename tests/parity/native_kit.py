@@ -115,5 +115,9 @@ def assert_stale_entries_stay_unseen(clean: CachedDecoder, poisoned: CachedDecod
         taps = [d.extend(1, tokens(2, seed=turn), (-1,))[-1] for d in (clean, poisoned)]
         assert torch.equal(*taps)
     # the poison is real: one committed entry of a layer that sees everything spoils the output
-    poisoned.cache.values[:, 0, :, poisoned.length(0) - 1] = float("nan")
+    at, values = poisoned.length(0) - 1, poisoned.cache.values
+    if values.ndim == 6:  # of the kernels: some places together
+        values[:, 0, :, at // values.shape[-1], :, at % values.shape[-1]] = float("nan")
+    else:
+        values[:, 0, :, at] = float("nan")
     assert poisoned.nodes([0], torch.tensor([[5]]))[0].isnan().any()

@@ -218,10 +218,10 @@ def test_nan_behind_the_committed_tokens_never_reaches_an_output(
     def poison() -> None:
         cache = poisoned.cache
         for slot in (0, 1):
-            at = torch.arange(cache.values.shape[3])
-            stale = at >= poisoned.length(slot)
-            cache.keys[:, slot].masked_fill_(stale.view(-1, 1, 16), float("nan"))
-            cache.values[:, slot].masked_fill_(stale.view(-1, 1), float("nan"))
+            together = cache.values.shape[-1]
+            stale = torch.arange(cache.values.shape[3] * together) >= poisoned.length(slot)
+            cache.keys[:, slot].masked_fill_(stale.view(-1, 1, 16, 1), float("nan"))
+            cache.values[:, slot].masked_fill_(stale.view(-1, 1, together), float("nan"))
 
     assert_stale_entries_stay_unseen(clean, poisoned, poison)
 

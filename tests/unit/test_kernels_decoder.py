@@ -52,12 +52,17 @@ class Bench:
         return out
 
     def exact(self, queries: torch.Tensor, start: int, paths: list[list[int]], window: int = 0) -> torch.Tensor:
+        return self.weighed(queries, start, paths, window, self.values)
+
+    def weighed(
+        self, queries: torch.Tensor, start: int, paths: list[list[int]], window: int, values: torch.Tensor
+    ) -> torch.Tensor:
         rows = []
         for q, path in zip(queries.double(), paths, strict=True):
             seen = [*range(start), *(start + node for node in path)]
             seen = seen[-window:] if window else seen
             k = self.keys[seen].double().repeat_interleave(self.groups, 1)  # [T, heads, D]
-            v = self.values[seen].double().repeat_interleave(self.groups, 1)
+            v = values[seen].double().repeat_interleave(self.groups, 1)
             weights = torch.softmax(torch.einsum("hd,thd->ht", q, k) * self.scale, -1)
             rows.append(torch.einsum("ht,thd->hd", weights, v))
         return torch.stack(rows)
@@ -72,9 +77,32 @@ def test_attention_equals_float64(dim: int, groups: int, window: int, kv: torch.
         queries = 2 * torch.randn(len(TREE_PATHS), bench.heads, dim)
         expected = bench.exact(queries, length, TREE_PATHS, window)
         for level in LEVELS:
+            if level == "amx" and kv is torch.bfloat16:
+                continue  # below
             kernels.set_level(level)
             found = bench.attend(queries, length, TREE_PATHS, window)
             assert (found - expected).abs().max() < 2e-6 * (1 + expected.abs().max()), f"{level}, {length} tokens"
+
+
+@pytest.mark.skipif("amx" not in LEVELS, reason="this machine lacks the level amx")
+@pytest.mark.parametrize("window", [0, 5, 40, 300])
+@pytest.mark.parametrize(
+    ("dim", "groups"), [(7, 2), (8, 1), (40, 2), (64, 3), (96, 4), (128, 2), (128, 6), (64, 7), (80, 8), (256, 1)]
+)
+def test_attention_in_tiles_rounds_queries_and_weights_to_bfloat16_and_nothing_else(
+    dim: int, groups: int, window: int
+) -> None:
+    kernels.set_level("amx")
+    for length in (0, 1, 15, 16, 17, 31, 32, 33, 63, 124, 127, 128, 129, 255, 257, 600):
+        bench = Bench(dim, 2, groups, length, torch.bfloat16)
+        queries = 2 * torch.randn(len(TREE_PATHS), bench.heads, dim)
+        rounded = queries.bfloat16().float()
+        expected = bench.exact(rounded, length, TREE_PATHS, window)
+        # a weight of 8 bits is moved by half its last place at most
+        bound = 2**-8 * bench.weighed(rounded, length, TREE_PATHS, window, bench.values.abs()) + 1e-5
+        found = bench.attend(queries, length, TREE_PATHS, window)
+        assert ((found - expected).abs() <= bound).all(), f"{length} tokens"
+        assert (found - expected).abs().mean() < 2e-3 * expected.abs().mean() + 1e-6
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -98,15 +126,36 @@ def test_attention_has_the_same_bits_wherever_the_nodes_lie(level: str) -> None:
         assert torch.equal(tree, chain)
 
 
+@pytest.mark.parametrize("kv", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("level", LEVELS)
-def test_huge_scores_and_broken_keys(level: str) -> None:
+def test_huge_scores_and_broken_keys(level: str, kv: torch.dtype) -> None:
     kernels.set_level(level)
-    bench = Bench(64, 1, 2, 40, torch.float32)
-    queries = 1e3 * torch.randn(1, 2, 64)
+    bench = Bench(64, 1, 2, 40, kv)
+    queries = (1e3 * torch.randn(1, 2, 64)).to(kv).float()
     expected = bench.exact(queries, 40, [[0]])
-    assert (bench.attend(queries, 40, [[0]]) - expected).abs().max() < 1e-4
+    assert (bench.attend(queries, 40, [[0]]) - expected).abs().max() < 1e-3
     bench.keys[7] = float("nan")
     bench.write(7)
     assert bench.attend(queries, 40, [[0]]).isnan().all()
     assert bench.attend(queries, 40, [[0]], window=20).isfinite().all()
     assert not math.isnan(float(bench.attend(torch.zeros(1, 2, 64), 40, [[0]], window=3).sum()))
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf])
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_broken_value_reaches_only_the_rows_that_see_it(level: str, broken: float) -> None:
+    kernels.set_level(level)
+    chain = [list(range(row + 1)) for row in range(6)]
+    for length, window in ((3, 0), (29, 0), (126, 0), (60, 40)):
+        bench = Bench(64, 2, 3, length, torch.bfloat16)
+        queries = torch.randn(6, bench.heads, 64)
+        clean = bench.attend(queries, length, chain, window)
+        place = length - 37 if window else length + 3  # the first position that row 3 does not see, or its own
+        bench.values[place, :, 5] = broken
+        bench.write(place)
+        found = bench.attend(queries, length, chain, window)
+        sees = [place > length + row - window if window else row >= 3 for row in range(6)]
+        assert sees == [True] * 3 + [False] * 3 if window else sees == [False] * 3 + [True] * 3
+        for row, seen in enumerate(sees):
+            assert bool(found[row, :, 5].isfinite().any()) != seen
+            assert torch.equal(found[row], clean[row]) != seen

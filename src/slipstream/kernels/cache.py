@@ -1,4 +1,4 @@
-"""The kernels' key/value cache: keys in blocks of sixteen positions, values row by row, zero pages until written.
+"""The kernels' key/value cache: zero pages until written, laid out as the kernels multiply it (kv_cache.h).
 
 In: a shape and a number format, bfloat16 or float32. Out: buffers the native code writes, and what is committed.
 """
@@ -18,7 +18,11 @@ _DTYPES = (torch.bfloat16, torch.float32)
 
 
 class KernelCache:
-    """Keys [L, rows, KV, blocks, D, 16] and values [L, rows, KV, positions, D rounded up to 16]."""
+    """Keys in blocks of 16 positions and values by position, S entries (D rounded up to 16) each.
+
+    float32: keys [L, rows, KV, blocks, D, 16, 1], values [L, rows, KV, positions, S, 1]. bfloat16: keys
+    [L, rows, KV, blocks, D / 2, 16, 2], values [L, rows, KV, positions / 2, S, 2].
+    """
 
     def __init__(self, shape: CacheShape, dtype: torch.dtype) -> None:
         from slipstream.kernels import _native
@@ -28,8 +32,9 @@ class KernelCache:
         self.shape = shape
         capacity = _whole(shape.max_len + shape.scratch)
         outer = (shape.layers, shape.rows, shape.kv_heads)
-        self.keys = _buffer((*outer, capacity // BLOCK, shape.head_dim, BLOCK), dtype)
-        self.values = _buffer((*outer, capacity, _whole(shape.head_dim)), dtype)
+        two = 1 if dtype is torch.float32 else 2
+        self.keys = _buffer((*outer, capacity // BLOCK, -(-shape.head_dim // two), BLOCK, two), dtype)
+        self.values = _buffer((*outer, capacity // two, _whole(shape.head_dim), two), dtype)
         self.lengths = [0] * shape.rows
         sizes = [*outer, shape.head_dim, capacity]
         self.native = _native.Cache(sizes, dtype is torch.float32, self.keys.data_ptr(), self.values.data_ptr())
@@ -49,8 +54,10 @@ class KernelCache:
 
     def entries(self, slot: int, end: int) -> tuple[Tensor, Tensor]:
         """Return copies of keys and values [L, KV, end, D] of a slot's first `end` places."""
-        keys = self.keys[:, slot].permute(0, 1, 2, 4, 3).flatten(2, 3)[:, :, :end]
-        return keys.contiguous(), self.values[:, slot, :, :end, : self.shape.head_dim].clone()
+        keys = self.keys[:, slot].permute(0, 1, 2, 4, 3, 5).flatten(2, 3).flatten(3)
+        values = self.values[:, slot].transpose(3, 4).flatten(2, 3)
+        dim = self.shape.head_dim
+        return keys[:, :, :end, :dim].contiguous(), values[:, :, :end, :dim].contiguous()
 
     @property
     def nbytes(self) -> int:
