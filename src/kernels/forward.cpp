@@ -130,9 +130,9 @@ void Forward::rotate_and_cache(int index, Slice slice) {
   const Layer& w = decoder_.layers()[index];
   const int dim = shape_.head_dim, each = shape_.heads + 2 * shape_.kv_heads, keys = shape_.heads;
   const bool wide = cache_.shape().wide;
-  const Range mine = share(rows_ * each, slice);
+  const Range mine = share(rows_ * each, slice);  // head after head: neighbours' entries share cache lines
   for (int at = mine.begin; at < mine.end; at++) {
-    const int row = at / each, head = at % each;
+    const int row = at % rows_, head = at / rows_;
     float* x = projected(row) + head * dim;
     if (head >= keys + shape_.kv_heads) {
       ops_.write_values(x, dim, wide, cache_.value(index, slots_[row], head - keys - shape_.kv_heads, places_[row]));

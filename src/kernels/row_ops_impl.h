@@ -40,18 +40,26 @@ inline void rms_norm(const float* x, const float* weight, float eps, int cols, f
   if (rest) store_some(out + i, mul(mul(load_some(x + i, rest), r), load_some(weight + i, rest)), rest);
 }
 
-inline void rotate_some(float* low, float* high, const float* cos, const float* sin, int count) {
-  Vec a = load_some(low, count), b = load_some(high, count);
-  Vec c = load_some(cos, count), s = load_some(sin, count);
-  store_some(low, madd(mul(b, set(-1)), s, mul(a, c)), count);
-  store_some(high, madd(a, s, mul(b, c)), count);
+struct Rotated {
+  Vec low, high;
+};
+inline Rotated rotated(const Vec& a, const Vec& b, const Vec& c, const Vec& s) {
+  return {madd(mul(b, set(-1)), s, mul(a, c)), madd(a, s, mul(b, c))};
 }
 
 inline void rotate(float* head, const float* cos, const float* sin, int half) {
-  for (int i = 0; i < half; i += kVec) {
-    int count = half - i < kVec ? half - i : kVec;
-    rotate_some(head + i, head + half + i, cos + i, sin + i, count);
+  float* other = head + half;
+  int i = 0;
+  for (; i + kVec <= half; i += kVec) {
+    const Rotated r = rotated(load(head + i), load(other + i), load(cos + i), load(sin + i));
+    store(head + i, r.low);
+    store(other + i, r.high);
   }
+  const int rest = half - i;
+  if (!rest) return;
+  const Rotated r = rotated(load_some(head + i, rest), load_some(other + i, rest), load_some(cos + i, rest), load_some(sin + i, rest));
+  store_some(head + i, r.low, rest);
+  store_some(other + i, r.high, rest);
 }
 
 // silu(x) = x / (1 + e^-x); the tanh form of GELU is x / (1 + e^-2u), u = sqrt(2/pi) (x + 0.044715 x^3)
@@ -102,7 +110,7 @@ inline void write_keys(const float* x, int cols, bool wide, void* out) {
   for (int i = 0; !wide && i < cols; i += kVec) {
     const int count = cols - i < kVec ? cols - i : kVec;
     uint16_t rounded[kVec];
-    store(rounded, load_some(x + i, count));
+    store(rounded, count < kVec ? load_some(x + i, count) : load(x + i));
     uint16_t* to = static_cast<uint16_t*>(out) + static_cast<size_t>(i) * kBlock;
     for (int k = 0; k < count; k += 2) std::memcpy(to + k * kBlock, rounded + k, 4);
   }
