@@ -16,6 +16,7 @@ namespace {
 
 constexpr int kRowsAtOnce = 256;  // whose activations of a strip stay in the cache
 constexpr int kPairs = 1024;      // bytes of a group of 16 columns in pairs
+constexpr int kPiece = 4;         // groups whose pairs are made together for a few rows: more leave the first-level cache
 
 // Even and odd inputs of 16 columns as pairs of bfloat16, to the nearest; halfway, away from zero.
 SLIPSTREAM_INLINE __m512i pairs_of(__m512 even, __m512 odd) {
@@ -103,18 +104,30 @@ struct Totals {
   size_t write;
 };
 
-// Up to 16 (or 32: kTwo) rows of activations times a strip of pairs.
-template <bool kTwo, class Store>
-SLIPSTREAM_INLINE void multiply_rows(const Strip& strip, const uint8_t* pairs, const Totals& c, Ahead<Store>& ahead) {
-  const size_t chunk = static_cast<size_t>(strip.job.groups) * layout::kBf16Rows;
-  const uint8_t* x = strip.job.values + strip.place(strip.first) * layout::kBf16Rows;
+template <bool kTwo>
+SLIPSTREAM_INLINE void read_totals(const Totals& c) {
   _tile_loadd(0, c.from, c.read * 4);
   _tile_loadd(1, c.from + 16, c.read * 4);
-  if (kTwo) {
-    _tile_loadd(2, c.from + 16 * c.read, c.read * 4);
-    _tile_loadd(3, c.from + 16 * c.read + 16, c.read * 4);
-  }
-  for (int g = strip.first; g < strip.last; g++, x += layout::kBf16Rows, pairs += 2 * kPairs) {
+  if (!kTwo) return;
+  _tile_loadd(2, c.from + 16 * c.read, c.read * 4);
+  _tile_loadd(3, c.from + 16 * c.read + 16, c.read * 4);
+}
+
+template <bool kTwo>
+SLIPSTREAM_INLINE void write_totals(const Totals& c) {
+  _tile_stored(0, c.to, c.write * 4);
+  _tile_stored(1, c.to + 16, c.write * 4);
+  if (!kTwo) return;
+  _tile_stored(2, c.to + 16 * c.write, c.write * 4);
+  _tile_stored(3, c.to + 16 * c.write + 16, c.write * 4);
+}
+
+// Adds groups first..last of up to 16 (or 32: kTwo) rows; step() after each.
+template <bool kTwo, class Step>
+SLIPSTREAM_INLINE void add_groups(const Strip& strip, int first, int last, const uint8_t* pairs, const Step& step) {
+  const size_t chunk = static_cast<size_t>(strip.job.groups) * layout::kBf16Rows;
+  const uint8_t* x = strip.job.values + strip.place(first) * layout::kBf16Rows;
+  for (int g = first; g < last; g++, x += layout::kBf16Rows, pairs += 2 * kPairs) {
     _tile_loadd(4, x, 64);
     _tile_loadd(6, pairs, 64);
     _tile_loadd(7, pairs + kPairs, 64);
@@ -125,25 +138,41 @@ SLIPSTREAM_INLINE void multiply_rows(const Strip& strip, const uint8_t* pairs, c
       _tile_dpbf16ps(2, 5, 6);
       _tile_dpbf16ps(3, 5, 7);
     }
-    Ahead<Store>::step(ahead);
-  }
-  _tile_stored(0, c.to, c.write * 4);
-  _tile_stored(1, c.to + 16, c.write * 4);
-  if (kTwo) {
-    _tile_stored(2, c.to + 16 * c.write, c.write * 4);
-    _tile_stored(3, c.to + 16 * c.write + 16, c.write * 4);
+    step();
   }
 }
 
+// Rows times a strip of pairs, while the next strip is widened.
+template <bool kTwo, class Store>
+SLIPSTREAM_INLINE void multiply_rows(const Strip& strip, const uint8_t* pairs, const Totals& c, Ahead<Store>& ahead) {
+  read_totals<kTwo>(c);
+  add_groups<kTwo>(strip, strip.first, strip.last, pairs, [&]() __attribute__((always_inline)) { Ahead<Store>::step(ahead); });
+  write_totals<kTwo>(c);
+}
+
+// The only rows there are: pairs are made a few groups at a time, in memory that stays in the first-level cache.
+template <bool kTwo, class Store>
+SLIPSTREAM_INLINE void multiply_few(const Strip& strip, uint8_t* pairs, const Totals& c) {
+  read_totals<kTwo>(c);
+  for (int first = strip.first, last; first < strip.last; first = last) {
+    last = first + kPiece < strip.last ? first + kPiece : strip.last;
+    for (int g = first; g < last; g++)
+      for (int tile = 0; tile < 2; tile++) Store::widen(strip.block, g, tile, pairs + (2 * (g - first) + tile) * kPairs);
+    settle();
+    add_groups<kTwo>(strip, first, last, pairs, [] {});
+    settle();
+  }
+  write_totals<kTwo>(c);
+}
+
 // Rows that fill no tile, and the last columns, pass through memory of their own.
-template <class Store>
-void multiply_edge(const Strip& strip, const uint8_t* pairs, const float* bias, Ahead<Store>& ahead) {
+template <class Work>
+__attribute__((noinline)) void at_an_edge(const Strip& strip, const float* bias, const Work& work) {
   alignas(64) float totals[32 * 32] = {};
   for (int r = 0; strip.first && r < strip.count; r++)
     for (int t = 0; t < 2; t++) _mm512_store_ps(totals + r * 32 + t * 16, open_total(strip, r, t));
   settle();
-  const Totals c = strip.first ? Totals{totals, 32, totals, 32} : Totals{bias, 0, totals, 32};
-  strip.count > 16 ? multiply_rows<true>(strip, pairs, c, ahead) : multiply_rows<false>(strip, pairs, c, ahead);
+  work(strip.first ? Totals{totals, 32, totals, 32} : Totals{bias, 0, totals, 32});
   settle();
   for (int r = 0; r < strip.count; r++)
     for (int t = 0; t < 2; t++)
@@ -151,22 +180,29 @@ void multiply_edge(const Strip& strip, const uint8_t* pairs, const float* bias, 
                             _mm512_load_ps(totals + r * 32 + t * 16));
 }
 
-// All rows of a strip, 32 at a time.
-template <class Store>
-void multiply_strip(Strip strip, const uint8_t* pairs, Ahead<Store> ahead) {
+// Calls work with where the totals of up to 32 rows are.
+template <class Work>
+SLIPSTREAM_INLINE void with_totals(const Strip& strip, const Work& work) {
   alignas(64) static const float kZeros[32] = {};
   const Product& job = strip.job;
   const float* bias = job.bias ? job.bias + strip.index * 32 : kZeros;
-  const bool whole = strip.index * 32 + 32 <= job.out;
   const size_t stride = job.stride;
+  float* y = strip.y(0);
+  if (strip.index * 32 + 32 > job.out || strip.count < 32) return at_an_edge(strip, bias, work);
+  work(strip.first ? Totals{y, stride, y, stride} : Totals{bias, 0, y, stride});
+}
+
+// All rows of a strip, 32 at a time.
+template <class Store>
+void multiply_strip(Strip strip, const uint8_t* pairs, Ahead<Store> ahead) {
   settle();
   for (const int end = strip.row + strip.count; strip.row < end; strip.row += 32) {
     strip.count = end - strip.row < 32 ? end - strip.row : 32;
-    float* y = strip.y(0);
-    if (whole && strip.count == 32)
-      multiply_rows<true>(strip, pairs, strip.first ? Totals{y, stride, y, stride} : Totals{bias, 0, y, stride}, ahead);
-    else
-      multiply_edge(strip, pairs, bias, ahead);
+    with_totals(strip, [&](const Totals& c) {
+      Ahead<Store> mine = ahead;  // a copy: its numbers stay in registers
+      strip.count > 16 ? multiply_rows<true>(strip, pairs, c, mine) : multiply_rows<false>(strip, pairs, c, mine);
+      ahead = mine;
+    });
   }
   settle();
 }
@@ -176,8 +212,17 @@ template <class Store>
 void multiply_blocks(const Product& job, int first, int last, int row, int count) {
   alignas(64) static thread_local uint8_t pairs[2][kStrip * 2 * kPairs];
   const size_t bytes = Store::block_bytes(job.groups);
-  const int tiles = 2 * (last - first), steps = (count + 31) / 32 * (last - first);
   const uint8_t* block = job.codes + job.first * bytes;
+  if (count <= 32 && !Store::kAsIs) {
+    for (int index = job.first; index < job.last; index++, block += bytes) {
+      const Strip strip{job, block, nullptr, index, first, last, row, count};
+      with_totals(strip, [&](const Totals& c) {
+        count > 16 ? multiply_few<true, Store>(strip, pairs[0], c) : multiply_few<false, Store>(strip, pairs[0], c);
+      });
+    }
+    return;
+  }
+  const int tiles = 2 * (last - first), steps = (count + 31) / 32 * (last - first);
   Ahead<Store> begin{block, pairs[0], first, tiles, steps};
   for (int i = 0; i < tiles; i++) Ahead<Store>::widen(begin);
   for (int index = job.first; index < job.last; index++, block += bytes) {
