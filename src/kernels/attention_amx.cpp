@@ -47,6 +47,7 @@ class TileAttention {
   void run() {
     shape();
     clear();
+    for (int r = 0; r < t_.rows; r++) end_ = t_.sights[r].end > end_ ? t_.sights[r].end : end_;
     each_span(t_, [&](int base) { add_span(base); });
     _tile_release();
     finish();
@@ -102,7 +103,7 @@ class TileAttention {
     const int whole_chunks = pairs_ / 16;
     for (int block = first; block < end; block++, out += kBlock) {
       const uint16_t* from = keys(block);
-      fetch(from, pairs_ * 32);
+      fetch(from, pairs_ * 32, keys((end_ + kBlock - 1) / kBlock));
       for (int q = 0; q < queries_; q += 16) {
         _tile_zero(0);
         for (int c = 0; c < whole_chunks; c++) {
@@ -121,9 +122,11 @@ class TileAttention {
     settle();
   }
 
-  // Fetches what lies kAhead bytes behind these entries.
-  static void fetch(const uint16_t* from, int entries) {
-    for (int i = 0; i < entries; i += 32) _mm_prefetch(reinterpret_cast<const char*>(from + i) + kAhead, _MM_HINT_T0);
+  // Fetches what lies kAhead bytes behind these entries, up to where the text ends.
+  static void fetch(const uint16_t* from, int entries, const uint16_t* end) {
+    from += kAhead / 2;
+    const int64_t there = end - from < entries ? end - from : entries;
+    for (int64_t i = 0; i < there; i += 32) _mm_prefetch(reinterpret_cast<const char*>(from + i), _MM_HINT_T0);
   }
 
   void add_span(int base) {
@@ -223,7 +226,7 @@ class TileAttention {
       if (seen && p.direct && (p.alike || finite(p.low, p.high))) {
         from[i] = p.high - p.low == kDeep ? values(first) : values_ + i * columns_ * 16 * 32;
         if (p.high - p.low == kDeep)
-          fetch(from[i], kDeep * t_.value_stride);
+          fetch(from[i], kDeep * t_.value_stride, values(end_));
         else
           copy_values({p.high, p.high, nullptr}, first, p.low, p.high, values_ + i * columns_ * 16 * 32);
         continue;
@@ -290,6 +293,7 @@ class TileAttention {
   const AttentionTask& t_;
   const int queries_, whole_;          // their number, and up to whole tiles
   const int pairs_, chunks_, columns_;  // of a key's numbers: two, and 32 together; tiles of a value's numbers
+  int end_ = 0;  // positions that any row sees
   const float power_scale_ = t_.scale * 1.44269504f;
   uint16_t *queries_rounded_, *weights_, *values_;  // weights [part][query][32]; values, copied
   float *sums_, *totals_, *peaks_, *scores_, *extra_;  // sums [column][query][16]
