@@ -18,9 +18,13 @@
 namespace slipstream {
 namespace {
 
-// Rows that dot products of bytes serve faster than tiles: where strips are short, tiles start and end too often.
-constexpr int kShortStrip = 24;  // groups
-constexpr int few_rows(int groups) { return groups < kShortStrip ? 7 : 3; }
+// Rows that dot products of bytes serve faster than tiles: where strips are short, tiles start and end too often, and small
+// matrices come from a cache, for which tiles need not wait as they do for memory.
+constexpr int kShortStrip = 32;      // groups
+constexpr int kSmallMatrix = 1 << 16;  // outputs times groups
+SLIPSTREAM_INLINE int few_rows(const Product& job) {
+  return job.groups < kShortStrip || job.groups * static_cast<int64_t>(job.out) < kSmallMatrix ? 7 : 3;
+}
 
 // Tiles 0-3: sums, 4 and 5: activations, 6 and 7: weights. Two column halves (6, 7) by two chunks of rows (4, 5) of
 // bfloat16 weights; scaled kinds take the first chunk only.
@@ -220,7 +224,7 @@ void grouped(const Product& job) {
 // the same bits sooner.
 template <class Store>
 void grouped_bytes(const Product& job) {
-  job.rows <= few_rows(job.groups) ? by_quads<Store>(job) : grouped<Store, Quads<Store>>(job);
+  job.rows <= few_rows(job) ? by_quads<Store>(job) : grouped<Store, Quads<Store>>(job);
 }
 
 // bfloat16 weights: up to 32 rows, two chunks, of one block.
