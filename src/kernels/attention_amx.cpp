@@ -47,7 +47,6 @@ class TileAttention {
   void run() {
     shape();
     clear();
-    for (int r = 0; r < t_.rows; r++) end_ = t_.sights[r].end > end_ ? t_.sights[r].end : end_;
     each_span(t_, [&](int base) { add_span(base); });
     _tile_release();
     finish();
@@ -130,30 +129,10 @@ class TileAttention {
   }
 
   void add_span(int base) {
-    int low = base + kSpan, far = 0;
-    for (int r = 0; r < t_.rows; r++) {
-      const View v = view(r, base);
-      low = v.low < low ? v.low : low;
-      far = v.near > far ? v.near : far;
-    }
-    if (low < far) {
-      const int first = low / kBlock;
-      score_blocks(first, (far + kBlock - 1) / kBlock, scores_ + first * kBlock - base, kSpan);
-    }
-    score_paths(base);
+    score_span(t_, base, scores_, extra_,
+               [&](int first, int end, float* out, int stride) { score_blocks(first, end, out, stride); });
     for (int q = 0; q < queries_; q++) update(q, view(q / t_.heads, base), base);
     weigh(base);
-  }
-
-  // Scores the nodes where they lie, up to the furthest, then moves those of each path to their positions.
-  void score_paths(int base) const {
-    const Nodes nodes = nodes_of(t_, base);
-    if (nodes.begin >= nodes.end) return;
-    const int first = nodes.begin / kBlock, blocks = (nodes.end + kBlock - 1) / kBlock - first, stride = blocks * kBlock;
-    score_blocks(first, first + blocks, extra_, stride);
-    for (int q = 0; q < queries_; q++)
-      place_path(t_.sights[q / t_.heads], view(q / t_.heads, base), base, extra_ + q * stride - first * kBlock,
-                 scores_ + q * kSpan);
   }
 
   // Turns a query's scores into weights under the new maximum and brings what was summed before to it.
@@ -224,11 +203,11 @@ class TileAttention {
       const Part p = part(first, base);
       const bool seen = p.low < p.high;
       if (seen && p.direct && (p.alike || finite(p.low, p.high))) {
-        from[i] = p.high - p.low == kDeep ? values(first) : values_ + i * columns_ * 16 * 32;
-        if (p.high - p.low == kDeep)
-          fetch(from[i], kDeep * t_.value_stride, values(end_));
-        else
-          copy_values({p.high, p.high, nullptr}, first, p.low, p.high, values_ + i * columns_ * 16 * 32);
+        uint16_t* copy = values_ + i * columns_ * 16 * 32;
+        const bool whole = p.high - p.low == kDeep;
+        from[i] = whole ? values(first) : copy;
+        whole ? fetch(from[i], kDeep * t_.value_stride, values(end_))
+              : copy_values({p.high, p.high, nullptr}, first, p.low, p.high, copy);
         continue;
       }
       add_parts(begin, i, from);
@@ -293,7 +272,7 @@ class TileAttention {
   const AttentionTask& t_;
   const int queries_, whole_;          // their number, and up to whole tiles
   const int pairs_, chunks_, columns_;  // of a key's numbers: two, and 32 together; tiles of a value's numbers
-  int end_ = 0;  // positions that any row sees
+  const int end_ = end_of(t_);  // positions that any row sees
   const float power_scale_ = t_.scale * 1.44269504f;
   uint16_t *queries_rounded_, *weights_, *values_;  // weights [part][query][32]; values, copied
   float *sums_, *totals_, *peaks_, *scores_, *extra_;  // sums [column][query][16]

@@ -20,8 +20,6 @@ constexpr int kTogether = kParts == 1 ? 6 : 4;  // queries that share a load: as
 constexpr int kChunk = kParts == 1 ? 4 : 1;     // vectors of a value row at once
 constexpr int kAhead = 4096;                    // bytes that prefetching runs ahead of keys and values
 
-inline int whole(int n) { return (n + kVec - 1) / kVec * kVec; }
-
 // Splits the task's scratch: [queries] of each; `extra` holds scores of draft nodes by their place in the cache.
 struct Scratch {
   float *sums, *totals, *peaks, *turned, *scores, *extra;
@@ -223,35 +221,19 @@ class Attention {
   }
 
   void add_span(int base) {
-    int low = base + kSpan, far = 0, common = base + kSpan;  // every row that sees the span sees low..common directly
+    int common = base + kSpan;  // every row that sees the span sees base..common directly
     bool alike = true;
     for (int r = 0; r < t_.rows; r++) {
       const View v = view(r, base);
       alike &= v.low == base && v.low < v.high;
-      low = v.low < low ? v.low : low;
-      far = v.near > far ? v.near : far;
       common = v.near < common ? v.near : common;
     }
-    if (low < far) {
-      const int first = low / kBlock;
-      score_all(first, (far + kBlock - 1) / kBlock, scratch_.scores + first * kBlock - base, kSpan);
-    }
-    score_paths(base);
+    score_span(t_, base, scratch_.scores, scratch_.extra,
+               [&](int first, int end, float* out, int stride) { score_all(first, end, out, stride); });
     for (int i = 0; i < queries_; i++) update(i, view(i / t_.heads, base), base);
     const bool shared = alike && base < common;
     if (shared) weigh_some(0, queries_, base, common - base, 0);
     for (int r = 0; r < t_.rows; r++) weigh_rest(r, base, shared ? common : base);
-  }
-
-  // Scores the nodes where they lie, up to the furthest, then moves those of each path to their positions.
-  void score_paths(int base) {
-    const Nodes nodes = nodes_of(t_, base);
-    if (nodes.begin >= nodes.end) return;
-    const int first = nodes.begin / kBlock, blocks = (nodes.end + kBlock - 1) / kBlock - first, stride = blocks * kBlock;
-    score_all(first, first + blocks, scratch_.extra, stride);
-    for (int i = 0; i < queries_; i++)
-      place_path(t_.sights[i / t_.heads], view(i / t_.heads, base), base, scratch_.extra + i * stride - first * kBlock,
-                 scores(i));
   }
 
   // The values of a row's positions from `from` on: those at their own place, then its path.

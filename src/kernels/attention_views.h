@@ -26,41 +26,60 @@ SLIPSTREAM_INLINE int place_of(const Sight& s, int position) {
   return position < s.direct ? position : s.direct + s.path[position - s.direct];
 }
 
+// Positions that any row sees.
+SLIPSTREAM_INLINE int end_of(const AttentionTask& t) {
+  int end = 0;
+  for (int r = 0; r < t.rows; r++) end = t.sights[r].end > end ? t.sights[r].end : end;
+  return end;
+}
+
 // Calls work(base) for every span that any row sees something of.
 template <class Work>
 SLIPSTREAM_INLINE void each_span(const AttentionTask& t, const Work& work) {
-  int shortest = t.sights[0].end, last = 0;
-  for (int r = 0; r < t.rows; r++) {
-    const int end = t.sights[r].end;
-    shortest = end < shortest ? end : shortest;
-    last = end > last ? end : last;
-  }
+  const int last = end_of(t);
+  int shortest = last;
+  for (int r = 0; r < t.rows; r++) shortest = t.sights[r].end < shortest ? t.sights[r].end : shortest;
   int base = t.window > 0 && shortest > t.window ? (shortest - t.window) / kAttentionSpan * kAttentionSpan : 0;
   for (; base < last; base += kAttentionSpan) work(base);
 }
 
-// Places begin .. end that hold the nodes of paths whose positions are in a span, up to the furthest.
-struct Nodes {
+// From the first to the last of some positions or places.
+struct Reach {
   int begin = 1 << 30, end = 0;
+
+  void include(int first, int last) {
+    begin = first < begin ? first : begin;
+    end = last > end ? last : end;
+  }
 };
 
-SLIPSTREAM_INLINE Nodes nodes_of(const AttentionTask& t, int base) {
-  Nodes nodes;
+// Scores of all queries, [query][kAttentionSpan], with what they see of a span: positions at their own place, and nodes of
+// paths where they lie, up to the furthest, in `extra`; those then move to their positions. score_blocks(first, end, out, stride)
+// scores blocks of keys.
+template <class ScoreBlocks>
+SLIPSTREAM_INLINE void score_span(const AttentionTask& t, int base, float* scores, float* extra,
+                                  const ScoreBlocks& score_blocks) {
+  Reach direct, nodes;
   for (int r = 0; r < t.rows; r++) {
     const Sight& s = t.sights[r];
     const View v = view_of(t, r, base);
+    direct.include(v.low, v.near);
     const int from = v.low < s.direct ? s.direct : v.low;
-    if (from >= v.high) continue;
-    const int first = place_of(s, from), last = place_of(s, v.high - 1);
-    nodes.begin = first < nodes.begin ? first : nodes.begin;
-    nodes.end = last + 1 > nodes.end ? last + 1 : nodes.end;
+    if (from < v.high) nodes.include(place_of(s, from), place_of(s, v.high - 1) + 1);
   }
-  return nodes;
-}
-
-// Moves a query's scores of nodes, by their place, to their positions in the span.
-SLIPSTREAM_INLINE void place_path(const Sight& s, const View& v, int base, const float* by_place, float* scores) {
-  for (int p = v.low < s.direct ? s.direct : v.low; p < v.high; p++) scores[p - base] = by_place[place_of(s, p)];
+  if (direct.begin < direct.end) {
+    const int first = direct.begin / kBlock;
+    score_blocks(first, (direct.end + kBlock - 1) / kBlock, scores + first * kBlock - base, kAttentionSpan);
+  }
+  if (nodes.begin >= nodes.end) return;
+  const int first = nodes.begin / kBlock, end = (nodes.end + kBlock - 1) / kBlock, stride = (end - first) * kBlock;
+  score_blocks(first, end, extra, stride);
+  for (int q = 0; q < t.rows * t.heads; q++) {
+    const Sight& s = t.sights[q / t.heads];
+    const View v = view_of(t, q / t.heads, base);
+    for (int p = v.low < s.direct ? s.direct : v.low; p < v.high; p++)
+      scores[q * kAttentionSpan + p - base] = extra[q * stride + place_of(s, p) - first * kBlock];
+  }
 }
 
 }  // namespace slipstream

@@ -32,7 +32,7 @@ void write(Cache& cache, int layer, int slot, int place, Address keys, Address v
 }
 
 // Rows of queries [row][heads][head_dim], each behind `start` cached tokens with a path of node indices after them.
-void attend_rows(const Cache& cache, int layer, int slot, int start, const std::vector<std::vector<int>>& paths, int heads,
+void attend(const Cache& cache, int layer, int slot, int start, const std::vector<std::vector<int>>& paths, int heads,
             int window, float scale, Address queries, Address out) {
   const CacheShape& s = cache.shape();
   const int rows = static_cast<int>(paths.size()), groups = heads / s.kv_heads, stride = heads * s.head_dim;
@@ -47,7 +47,7 @@ void attend_rows(const Cache& cache, int layer, int slot, int start, const std::
   Buffer scratch(attention_scratch(s.head_dim, furthest) * sizeof(float));
   for (int head = 0; head < s.kv_heads; head++) {
     const size_t first = static_cast<size_t>(head) * groups * s.head_dim;
-    attend({cache.keys(layer, slot, head), cache.values(layer, slot, head), s.wide, s.head_dim,
+    row_ops().attend({cache.keys(layer, slot, head), cache.values(layer, slot, head), s.wide, s.head_dim,
                       s.value_stride(), window, scale, rows, groups, sights.data(),
                       reinterpret_cast<const float*>(queries) + first, stride,
                       reinterpret_cast<float*>(out) + first, stride, scratch.as<float>()});
@@ -58,7 +58,7 @@ void attend_rows(const Cache& cache, int layer, int slot, int start, const std::
 
 void bind_attention(nb::module_& m) {
   m.def("write_entry", &write);
-  m.def("attend", &attend_rows);
+  m.def("attend", &attend);
   m.def("peak", [](Address x, int cols) {
     const Peak found = row_ops().peak(reinterpret_cast<const float*>(x), cols);
     return std::pair<float, int>{found.value, found.at};

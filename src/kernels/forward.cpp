@@ -180,7 +180,7 @@ void Forward::attend_share(const Share& part, const Layer& layer, int index, Sli
   task.out = inner(part.row, cols) + part.head * dim;
   task.out_stride = cols;
   task.scratch = work_.row(slice) + (shape_.hidden + 15) / 16 * 16;
-  slipstream::attend(task);
+  ops_.attend(task);
   const Range groups{part.head * dim / kGroup, ((part.head + part.heads) * dim + kGroup - 1) / kGroup};
   for (int row = part.row; whole_groups_ && row < part.row + part.rows; row++)
     prepare_groups(form(layer.out), inner(row, cols), row, cols, groups, work_.input);

@@ -64,15 +64,12 @@ struct RowOps {
   void (*write_values)(const float* x, int cols, bool wide, void* out);
   // the same for its key, padding to whole pairs
   void (*write_keys)(const float* x, int cols, bool wide, void* out);
-  void (*attend)(const AttentionTask& task);  // use slipstream::attend
+  void (*attend)(const AttentionTask& task);
   Peak (*peak)(const float* x, int cols);
 };
 
 // The table for the level in use (cpu.h).
 const RowOps& row_ops();
-
-// Attention at the level in use: in tiles where it has them and the cache is bfloat16.
-void attend(const AttentionTask& task);
 
 extern const RowOps kRowOpsPortable;
 #if defined(__x86_64__)

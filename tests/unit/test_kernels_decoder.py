@@ -133,7 +133,10 @@ def test_huge_scores_and_broken_keys(level: str, kv: torch.dtype) -> None:
     bench = Bench(64, 1, 2, 40, kv)
     queries = (1e3 * torch.randn(1, 2, 64)).to(kv).float()
     expected = bench.exact(queries, 40, [[0]])
-    assert (bench.attend(queries, 40, [[0]]) - expected).abs().max() < 1e-3
+    off = (bench.attend(queries, 40, [[0]]) - expected).abs()
+    if level == "amx" and kv is torch.bfloat16:  # weights of 8 bits, as above
+        off -= 2**-8 * bench.weighed(queries, 40, [[0]], 0, bench.values.abs())
+    assert off.max() < 1e-4
     bench.keys[7] = float("nan")
     bench.write(7)
     assert bench.attend(queries, 40, [[0]]).isnan().all()
