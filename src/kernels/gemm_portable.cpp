@@ -24,6 +24,8 @@ inline Four halves(const uint8_t* from) {
 #define SLIPSTREAM_LANES 4
 #define SLIPSTREAM_MADD(a, b, c) ((a) * (b) + (c))
 #define SLIPSTREAM_HALVES(p) halves(p)
+#define SLIPSTREAM_WORDS(p) __builtin_convertvector(read<Halves>(p), Words)
+#define SLIPSTREAM_BYTES(p) __builtin_convertvector(__builtin_convertvector(read<Bytes>(p), Ints), Lanes)
 #include "gemm_rows.h"
 
 namespace slipstream {

@@ -1,15 +1,17 @@
 // The product in vectors of any width, for instruction sets without dot products of bfloat16.
 //
-// Weights are widened to float32 in registers, a vector of columns at a time, and multiply up to four rows. Whatever the
-// number of rows, a row's product with a group is two chains of additions, over even and odd steps, in a fixed order.
+// Weights are widened to float32 in registers, vectors of columns side by side, and multiply up to six rows. Whatever
+// the number of rows, a row's product with a group is two chains of additions, over even and odd steps, in a fixed order.
 // 8-bit activations are exact in float32, and so is a group's product with them; levels that can multiply bytes do it
 // with gemm_bytes.h instead.
-// The including file sets SLIPSTREAM_LANES (floats per vector), SLIPSTREAM_MADD(a, b, c) = a * b + c and
-// SLIPSTREAM_HALVES(p), a vector of half floats as float32.
+// The including file sets SLIPSTREAM_LANES (floats per vector), SLIPSTREAM_MADD(a, b, c) = a * b + c, and what widens a
+// vector at p: SLIPSTREAM_HALVES(p) of half floats and SLIPSTREAM_BYTES(p) of unsigned bytes to float32,
+// SLIPSTREAM_WORDS(p) of 16-bit numbers to 32 bits.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #include "layout.h"
 #include "level.h"
@@ -25,7 +27,27 @@ typedef uint16_t Halves __attribute__((vector_size(SLIPSTREAM_LANES * 2)));
 typedef uint8_t Bytes __attribute__((vector_size(SLIPSTREAM_LANES)));
 typedef int8_t Codes __attribute__((vector_size(SLIPSTREAM_LANES)));
 
-constexpr int kTogether = 4;  // rows that share widened weights
+constexpr int kTogether = 6;  // rows that share widened weights, at most
+
+// Calls act(0), act(1), .. with constants, for what has to stay in registers: a loop's array would lie in memory.
+template <int kIndex>
+struct Constant {
+  constexpr operator int() const { return kIndex; }
+};
+template <int... kIndex, class Act>
+SLIPSTREAM_INLINE void each_of(std::integer_sequence<int, kIndex...>, const Act& act) {
+  (act(Constant<kIndex>{}), ...);
+}
+template <int kCount, class Act>
+SLIPSTREAM_INLINE void each(const Act& act) {
+  each_of(std::make_integer_sequence<int, kCount>{}, act);
+}
+#define SLIPSTREAM_HERE __attribute__((always_inline))
+
+// Vectors of columns side by side, which share what is read of a row. A lone row takes more of them: its sums wait for
+// each other less.
+constexpr int side(int rows) { return rows == 1 ? 4 : 2; }
+
 constexpr int kAhead = 4096;  // bytes that prefetching runs ahead of the codes in use
 
 template <class To>
@@ -37,14 +59,12 @@ SLIPSTREAM_INLINE To read(const void* from) {
 
 SLIPSTREAM_INLINE Lanes all(float x) { return x - Lanes{}; }  // not plus: that would have to make +0 of -0
 
-SLIPSTREAM_INLINE Lanes bytes(const uint8_t* from) {
-  return __builtin_convertvector(__builtin_convertvector(read<Bytes>(from), Ints), Lanes);
-}
-
-// d and m of one vector of columns.
+// d and m of the columns of a group, and what they are multiples of.
 struct Scale {
-  Lanes d, m;
+  alignas(64) float d[32], m[32], super_d[32], super_m[32];
 };
+
+SLIPSTREAM_INLINE void put(float* to, Lanes x) { std::memcpy(to, &x, sizeof x); }
 
 // Storages: where a group lies, its scales, and the steps in which a 32-bit lane gives up its inputs.
 struct StoreBf16 {
@@ -52,7 +72,7 @@ struct StoreBf16 {
   static constexpr bool kScaled = false, kShifted = false;
   static size_t block_bytes(int groups) { return static_cast<size_t>(groups) * kBytes; }
   static const uint8_t* at(const uint8_t* block, int group) { return block + static_cast<size_t>(group) * kBytes; }
-  SLIPSTREAM_INLINE Scale scale(const uint8_t*, int, const uint8_t*, int) { return {Lanes{}, Lanes{}}; }
+  SLIPSTREAM_INLINE void scale(int, const uint8_t*, Scale&) {}
   static constexpr int input(int vector, int step) { return 2 * vector + step; }
   SLIPSTREAM_INLINE Lanes widen(Words lane, int step) { return Lanes(step ? lane & 0xffff0000u : lane << 16); }
 };
@@ -70,9 +90,12 @@ struct StoreHalf : StoreFour {
   static constexpr int kBytes = layout::kHalfGroup;
   static size_t block_bytes(int groups) { return static_cast<size_t>(groups) * kBytes; }
   static const uint8_t* at(const uint8_t* block, int group) { return block + static_cast<size_t>(group) * kBytes; }
-  SLIPSTREAM_INLINE Scale scale(const uint8_t*, int, const uint8_t* codes, int column) {
-    const uint8_t* d = codes + layout::kFourCodes + column * 2;
-    return {SLIPSTREAM_HALVES(d), SLIPSTREAM_HALVES(d + 64)};
+  SLIPSTREAM_INLINE void scale(int, const uint8_t* codes, Scale& s) {
+    for (int c = 0; c < 32; c += SLIPSTREAM_LANES) {
+      const uint8_t* d = codes + kCodes + c * 2;
+      put(s.d + c, SLIPSTREAM_HALVES(d));
+      put(s.m + c, SLIPSTREAM_HALVES(d + 64));
+    }
   }
 };
 
@@ -80,10 +103,16 @@ struct StoreSuper : StoreFour {
   static constexpr int kBytes = layout::kSuperGroup;
   static size_t block_bytes(int groups) { return layout::super_offset(groups) - layout::kHeader; }
   static const uint8_t* at(const uint8_t* block, int group) { return block + layout::super_offset(group); }
-  SLIPSTREAM_INLINE Scale scale(const uint8_t* block, int group, const uint8_t* codes, int column) {
-    const uint8_t* header = block + layout::super_offset(group & ~7) - layout::kHeader + column * 2;
-    const uint8_t* factors = codes + layout::kFourCodes + column;
-    return {SLIPSTREAM_HALVES(header) * bytes(factors), SLIPSTREAM_HALVES(header + 64) * bytes(factors + 32)};
+  SLIPSTREAM_INLINE void scale(int group, const uint8_t* codes, Scale& s) {
+    if (group % layout::kSuperGroups == 0)
+      for (int c = 0; c < 32; c += SLIPSTREAM_LANES) {
+        put(s.super_d + c, SLIPSTREAM_HALVES(codes - layout::kHeader + c * 2));
+        put(s.super_m + c, SLIPSTREAM_HALVES(codes - layout::kHeader + 64 + c * 2));
+      }
+    for (int c = 0; c < 32; c += SLIPSTREAM_LANES) {
+      put(s.d + c, read<Lanes>(s.super_d + c) * SLIPSTREAM_BYTES(codes + kCodes + c));
+      put(s.m + c, read<Lanes>(s.super_m + c) * SLIPSTREAM_BYTES(codes + kCodes + 32 + c));
+    }
   }
 };
 
@@ -92,8 +121,8 @@ struct StoreEight {
   static constexpr bool kScaled = true, kShifted = false;
   static size_t block_bytes(int groups) { return static_cast<size_t>(groups) * kBytes; }
   static const uint8_t* at(const uint8_t* block, int group) { return block + static_cast<size_t>(group) * kBytes; }
-  SLIPSTREAM_INLINE Scale scale(const uint8_t*, int, const uint8_t* codes, int column) {
-    return {SLIPSTREAM_HALVES(codes + layout::kEightCodes + column * 2), Lanes{}};
+  SLIPSTREAM_INLINE void scale(int, const uint8_t* codes, Scale& s) {
+    for (int c = 0; c < 32; c += SLIPSTREAM_LANES) put(s.d + c, SLIPSTREAM_HALVES(codes + kCodes + c * 2));
   }
   static constexpr int input(int vector, int step) { return 4 * vector + layout::kQuad[step]; }
   SLIPSTREAM_INLINE Lanes widen(Words lane, int step) {
@@ -101,16 +130,24 @@ struct StoreEight {
   }
 };
 
-// total += the product of a row with a group, for one vector of columns.
+// total += the product of a row with a group, for the vector of columns from `column` on.
 template <class Store, bool kBytes>
-SLIPSTREAM_INLINE void add_scaled(Lanes product, const Scale& s, const float* factors, float* total) {
+SLIPSTREAM_INLINE void add_scaled(Lanes product, const Scale& s, int column, const float* factors, float* total) {
   Lanes sum = read<Lanes>(total);
+  const Lanes d = Store::kScaled ? read<Lanes>(s.d + column) : Lanes{};
   if (kBytes)
-    sum = SLIPSTREAM_MADD(product * s.d, all(factors[0]), sum);
+    sum = SLIPSTREAM_MADD(product * d, all(factors[0]), sum);
   else
-    sum = Store::kScaled ? SLIPSTREAM_MADD(product, s.d, sum) : sum + product;
-  if (Store::kShifted) sum = SLIPSTREAM_MADD(s.m, all(factors[1]), sum);
-  std::memcpy(total, &sum, sizeof sum);
+    sum = Store::kScaled ? SLIPSTREAM_MADD(product, d, sum) : sum + product;
+  if (Store::kShifted) sum = SLIPSTREAM_MADD(read<Lanes>(s.m + column), all(factors[1]), sum);
+  put(total, sum);
+}
+
+// Vector `index` of the codes of vector i of columns, from `column` on.
+template <class Store>
+SLIPSTREAM_INLINE const uint8_t* lanes_at(const uint8_t* codes, int column, int index, int i) {
+  column += i * SLIPSTREAM_LANES;
+  return codes + column / 16 * (Store::kCodes / 2) + column % 16 * 4 + index * layout::kVector;
 }
 
 // How a group meets rows: activations are widened to float32.
@@ -121,32 +158,47 @@ struct FloatForm {
 
   SLIPSTREAM_INLINE void widen_rows(FloatForm& form, const uint8_t* values, int count) {
     for (int r = 0; r < count; r++, values += kRowBytes)
-      for (int i = 0; i < 32; i += SLIPSTREAM_LANES) {
-        const Lanes wide = kBytes ? __builtin_convertvector(read<Codes>(values + i), Lanes)
-                                  : Lanes(__builtin_convertvector(read<Halves>(values + 2 * i), Words) << 16);
-        std::memcpy(&form.x[r][i], &wide, sizeof wide);
-      }
+      for (int i = 0; i < 32; i += SLIPSTREAM_LANES)
+        put(&form.x[r][i], kBytes ? __builtin_convertvector(read<Codes>(values + i), Lanes)
+                                  : Lanes(SLIPSTREAM_WORDS(values + 2 * i) << 16));
   }
   // Where input k of a group is kept: 8-bit codes lie in the order of layout.h.
   static constexpr int place(int k) { return kBytes ? (k & ~3) + layout::kQuad[k & 3] : k; }
 
-  template <int kCount>
-  SLIPSTREAM_INLINE void add(const FloatForm& form, int row, const uint8_t* lanes, const Scale& s, const float* factors,
-                             float* totals) {
-    Lanes c[kCount][2] = {};
-#pragma GCC unroll 16
+  // The steps of both chains, or of the even or the odd one.
+  template <int kFirst, int kStride, int kCount, int kSide>
+  SLIPSTREAM_INLINE void steps(const FloatForm& form, int row, const uint8_t* codes, int column, Lanes (&c)[2][kCount][kSide]) {
+#pragma GCC unroll 1
     for (int v = 0; v < Store::kCodes / 128; v++) {
-      const Words lane = read<Words>(lanes + v * 64);
-#pragma GCC unroll 8
-      for (int step = 0; step < Store::kSteps; step++) {
-        const Lanes w = Store::widen(lane, step);
-#pragma GCC unroll 4
-        for (int r = 0; r < kCount; r++)
-          c[r][step & 1] = SLIPSTREAM_MADD(w, all(form.x[row + r][place(Store::input(v, step))]), c[r][step & 1]);
-      }
+      each<Store::kSteps / kStride>([&](auto turn) SLIPSTREAM_HERE {
+        constexpr int step = kFirst + turn * kStride;
+        Lanes w[kSide];
+        each<kSide>([&](auto i) SLIPSTREAM_HERE { w[i] = Store::widen(read<Words>(lanes_at<Store>(codes, column, v, i)), step); });
+        each<kCount>([&](auto r) SLIPSTREAM_HERE {
+          const Lanes x = all(form.x[row + r][place(Store::input(v, step))]);
+          each<kSide>([&](auto i) SLIPSTREAM_HERE { c[step & 1][r][i] = SLIPSTREAM_MADD(w[i], x, c[step & 1][r][i]); });
+        });
+      });
     }
-    for (int r = 0; r < kCount; r++)
-      add_scaled<Store, kBytes>(c[r][0] + c[r][1], s, factors + r * layout::kRowFactors, totals + r * 32);
+  }
+
+  template <int kCount>
+  SLIPSTREAM_INLINE void add(const FloatForm& form, int row, const uint8_t* codes, int column, const Scale& s,
+                             const float* factors, float* totals) {
+    constexpr int kSide = side(kCount);
+    Lanes c[2][kCount][kSide] = {};
+    if constexpr (kCount < 4) {
+      steps<0, 1>(form, row, codes, column, c);
+    } else {  // both chains at once would not fit into sixteen registers
+      steps<0, 2>(form, row, codes, column, c);
+      steps<1, 2>(form, row, codes, column, c);
+    }
+    each<kCount>([&](auto r) SLIPSTREAM_HERE {
+      each<kSide>([&](auto i) SLIPSTREAM_HERE {
+        const int first = column + i * SLIPSTREAM_LANES;
+        add_scaled<Store, kBytes>(c[0][r][i] + c[1][r][i], s, first, factors + r * layout::kRowFactors, totals + r * 32 + first);
+      });
+    });
   }
 };
 
@@ -158,31 +210,36 @@ SLIPSTREAM_INLINE void write_rows(const Product& job, int block, int row, int co
           totals[r * 32 + c] + (job.bias ? job.bias[column + c] : 0.0f);
 }
 
+// One group times kCount rows.
+template <class Form, int kCount>
+SLIPSTREAM_INLINE void add_rows(const Form& form, int row, const uint8_t* codes, const Scale& s, const float* factors,
+                                float* totals) {
+  for (int column = 0; column < 32; column += side(kCount) * SLIPSTREAM_LANES)
+    Form::template add<kCount>(form, row, codes, column, s, factors + row * layout::kRowFactors, totals + row * 32);
+}
+
 // One group times up to sixteen rows.
 template <class Store, class Form>
 SLIPSTREAM_INLINE void add_group(const Form& form, const uint8_t* start, int group, int count, const float* factors,
-                                 float* totals) {
+                                 Scale& s, float* totals) {
   const uint8_t* codes = Store::at(start, group);
   for (int i = 0; i < Store::kBytes; i += 64) __builtin_prefetch(codes + kAhead + i);
-  for (int column = 0; column < 32; column += SLIPSTREAM_LANES) {
-    const uint8_t* lanes = codes + column / 16 * (Store::kCodes / 2) + column % 16 * 4;
-    const Scale s = Store::scale(start, group, codes, column);
-    int r = 0;
-    for (; r + kTogether <= count; r += kTogether)
-      Form::template add<kTogether>(form, r, lanes, s, factors + r * layout::kRowFactors, totals + r * 32 + column);
-    const float* left = factors + r * layout::kRowFactors;
-    float* sums = totals + r * 32 + column;
-    switch (count - r) {  // no loop: a lone row wants its weights in registers, not widened beforehand
-      case 3: Form::template add<3>(form, r, lanes, s, left, sums); break;
-      case 2: Form::template add<2>(form, r, lanes, s, left, sums); break;
-      case 1: Form::template add<1>(form, r, lanes, s, left, sums);
-    }
+  Store::scale(group, codes, s);
+  int row = 0;
+  for (; row + kTogether <= count; row += kTogether) add_rows<Form, kTogether>(form, row, codes, s, factors, totals);
+  switch (count - row) {
+    case 5: add_rows<Form, 5>(form, row, codes, s, factors, totals); break;
+    case 4: add_rows<Form, 4>(form, row, codes, s, factors, totals); break;
+    case 3: add_rows<Form, 3>(form, row, codes, s, factors, totals); break;
+    case 2: add_rows<Form, 2>(form, row, codes, s, factors, totals); break;
+    case 1: add_rows<Form, 1>(form, row, codes, s, factors, totals);
   }
 }
 
 template <class Store, class Form>
 void product(const Product& job) {
   Form form;
+  Scale s;
   alignas(64) float totals[16 * 32];
   for (int block = job.first; block < job.last; block++) {
     const uint8_t* start = job.codes + block * Store::block_bytes(job.groups);
@@ -192,7 +249,7 @@ void product(const Product& job) {
       for (int group = 0; group < job.groups; group++) {
         const size_t place = static_cast<size_t>(row / 16) * job.groups + group;
         Form::widen_rows(form, job.values + place * 16 * Form::kRowBytes, count);
-        add_group<Store>(form, start, group, count, job.factors + place * layout::kFactors, totals);
+        add_group<Store>(form, start, group, count, job.factors + place * layout::kFactors, s, totals);
       }
       write_rows(job, block, row, count, totals);
     }
