@@ -44,8 +44,7 @@ def open_target(config: TargetConfig, *, rows: int, draft_tokens: int = 0) -> Op
 
     choose("target", config.kind, ("auto", *TARGETS))
     device = resolve_device(config.device)
-    dtype = resolve_dtype(config.dtype, device)
-    way = _way(config, dtype, device)
+    dtype, way = _formats(config, device)
     folder, weights = models.locate(config.model, packed=way.quantize if way.kernels else None)
     tokenizer = load_tokenizer(folder)
     _check_context(config, read_model_config(folder))
@@ -57,13 +56,20 @@ def open_target(config: TargetConfig, *, rows: int, draft_tokens: int = 0) -> Op
         kind, note = target_kind(folder)
         notes += [note] if note else []
     if kind == "hf":
-        way = _way(replace(config, kind="hf"), dtype, device)
+        dtype, way = _formats(replace(config, kind="hf"), device)
     elif way.note:
         notes.append(way.note)
     with memory_guard(f"loading {config.model}"):
         target = TARGETS[kind].make(weights, way, dtype, device, **sizes)
     give_back_memory()
     return Opened(config.model, folder, target, tokenizer, kind, dtype, device, way.quantize, notes)
+
+
+def _formats(config: TargetConfig, device: str) -> tuple[torch.dtype, Way]:
+    """Decide in which number format the target runs, and how."""
+    dtype = resolve_dtype(config.dtype, device, kernels=config.kind != "hf")
+    way = _way(config, dtype, device)
+    return dtype if way.kernels else resolve_dtype(config.dtype, device), way
 
 
 def _way(config: TargetConfig, dtype: torch.dtype, device: str) -> Way:

@@ -36,12 +36,15 @@ def resolve_device(name: str) -> str:
     return name
 
 
-def resolve_dtype(name: str, device: str) -> torch.dtype:
-    """Return the number format; "auto" is bfloat16 where the hardware multiplies it natively, else float32."""
+def resolve_dtype(name: str, device: str, *, kernels: bool = False) -> torch.dtype:
+    """Return the number format; "auto" is bfloat16 where the hardware multiplies it natively, else float32.
+
+    `kernels`: the CPU kernels run it. They widen bfloat16 weights on any processor, which torch does slowly.
+    """
     import torch
 
     if name == "auto":
-        native = cpu_flags() & {"avx512_bf16", "amx_bf16", "bf16"}
+        native = kernels or cpu_flags() & {"avx512_bf16", "amx_bf16", "bf16"}
         name = "bfloat16" if device.startswith("cuda") or native else "float32"
     dtype: torch.dtype = getattr(torch, name)
     return dtype

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from slipstream import build, learned, machine
+from slipstream import build, decoders, kernels, learned, machine
 from slipstream.config import DrafterConfig, EngineConfig, TargetConfig
 from slipstream.types import RequestError, WorkError
 from tiny_model import make_model
@@ -129,6 +130,21 @@ def test_number_formats(monkeypatch):
     monkeypatch.setattr(machine, "cpu_flags", lambda: frozenset({"avx512_bf16"}))
     assert build.resolve_dtype("auto", "cpu") is torch.bfloat16
     assert build.resolve_dtype("float32", "cuda") is torch.float32
+
+
+def test_on_a_processor_without_bfloat16_the_kernels_hold_it_and_torch_does_not(folder, monkeypatch):
+    monkeypatch.setattr(machine, "cpu_flags", frozenset)
+    config = TargetConfig(model=str(folder))
+    if kernels.available():
+        opened = build.open_target(config, rows=1)
+        assert opened.dtype is torch.bfloat16
+        assert learned._on_kernels(opened)
+        assert decoders.draft_way("", opened.dtype, opened.device).quantize == "int4"
+    assert build.open_target(replace(config, kind="hf"), rows=1).dtype is torch.float32
+    monkeypatch.setattr(kernels, "_reason", "the extension is not there")
+    opened = build.open_target(config, rows=1)
+    assert opened.dtype is torch.float32
+    assert "the extension is not there" in " ".join(opened.notes)
 
 
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")])

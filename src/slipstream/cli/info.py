@@ -65,9 +65,11 @@ def machine_facts() -> dict[str, Any]:
     """Return what matters for speed on this machine."""
     import torch
 
+    from slipstream import kernels
     from slipstream.measure.record import cpu_name, versions
 
     device = build.resolve_device("auto")
+    dtype = build.resolve_dtype("auto", device, kernels=kernels.available())
     flags = build.cpu_flags()
     return {
         "versions": versions(),
@@ -77,7 +79,7 @@ def machine_facts() -> dict[str, Any]:
         "cpu_features": [f for f in _CPU_OF_INTEREST if f in flags],
         "cpus": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "dtype_auto": str(build.resolve_dtype("auto", device)).removeprefix("torch."),
+        "dtype_auto": str(dtype).removeprefix("torch."),
         "cache": cache_facts(),
     }
 
