@@ -18,7 +18,7 @@ NAMES = {
     "auto": "**slipstream `auto`**",
     "llama-cpp": "llama.cpp plain",
     "llama-cpp-lookup": "llama.cpp, its prompt lookup",
-    "hf": "transformers `generate`, bfloat16",
+    "hf": "transformers `generate`",
     "hf-lookup": "transformers, its prompt lookup",
     "hf-assisted": "transformers, assisted",
 }
@@ -105,7 +105,8 @@ def _table(one: Measured) -> str:
         for part in ("wall", "decode"):
             ratio = "1.00x" if name == "plain" else _words(one.ratio(name, "plain", part))
             cells += [f"{rate(one.times(name, part)):.1f}", ratio]
-        rows.append([NAMES[name], *cells])
+        label = f"{NAMES[name]}, {one.about('hf').get('dtype', 'bfloat16')}" if name == "hf" else NAMES[name]
+        rows.append([label, *cells])
     return _markdown(rows)
 
 

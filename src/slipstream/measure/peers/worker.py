@@ -14,9 +14,12 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slipstream.types import WorkError
+
+if TYPE_CHECKING:
+    import torch
 
 OURS = ("plain", "auto")
 Run = Callable[[list[int], int], "Timed"]
@@ -119,15 +122,14 @@ def _ours(setup: Setup) -> tuple[dict[str, Run], dict[str, Any]]:
 
 
 def _theirs(setup: Setup) -> tuple[dict[str, Run], dict[str, Any]]:
-    import torch
-
+    from slipstream.machine import resolve_dtype
     from slipstream.measure.peers import First, Generate, Task, open_peer
 
-    first = First()
+    first, dtype = First(), resolve_dtype("auto", "cpu")  # torch takes minutes for bfloat16 where it is not native
     task = Task(
         folder=Path(setup.folder),
         name=setup.model,
-        dtype=torch.bfloat16,
+        dtype=dtype,
         device="cpu",
         max_len=setup.max_len,
         eos_ids=tuple(setup.eos),
@@ -145,14 +147,15 @@ def _theirs(setup: Setup) -> tuple[dict[str, Run], dict[str, Any]]:
 
         return run
 
-    return {name: runner(open_peer(name, task)) for name in setup.runners}, _versions(setup.runners[0])
+    return {name: runner(open_peer(name, task)) for name in setup.runners}, _versions(setup.runners[0], dtype)
 
 
-def _versions(name: str) -> dict[str, Any]:
+def _versions(name: str, dtype: torch.dtype) -> dict[str, Any]:
     import importlib.metadata
 
     if name.startswith("hf"):
-        return {"version": f"transformers {importlib.metadata.version('transformers')}"}
+        version = importlib.metadata.version("transformers")
+        return {"version": f"transformers {version}", "dtype": str(dtype).removeprefix("torch.")}
     import llama_cpp
 
     said = llama_cpp.llama_print_system_info().decode()
