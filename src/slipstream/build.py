@@ -216,7 +216,7 @@ def arm_of(part: Part) -> Arm:
     from slipstream.control.arms import Arm
 
     drafter = part.drafter
-    asked = {name: getattr(drafter, name, None) for name in ("look", "steer", "unread")}
+    asked = {name: getattr(drafter, name, None) for name in ("look", "steer", "unread", "wait")}
     return Arm(drafter.name, part.most, part.cost, tree=drafter.needs.tree, **asked)
 
 

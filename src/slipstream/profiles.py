@@ -101,7 +101,7 @@ def _complete(opened: Opened, parts: Seq[Part], rule: VerifyRule, rows: int) -> 
 
 
 def _measured(opened: Opened, parts: Seq[Part], rule: VerifyRule, rows: int) -> tuple[Profile, bool]:
-    from slipstream.control.profile import measure_drafter, measure_rows, measure_target
+    from slipstream.control.profile import measure_drafter, measure_reading, measure_rows, measure_target
 
     rows, found = min(rows, MOST_ROWS, opened.target.caps.max_rows), opened.profile
     new = [part for part in parts if found is None or _unknown(part, found)]
@@ -115,6 +115,8 @@ def _measured(opened: Opened, parts: Seq[Part], rule: VerifyRule, rows: int) -> 
         found.passes[rows] = measure_rows(opened.target, rows)
     for part in new:
         found.drafts[part.cost] = measure_drafter(opened.target, part.drafter, part.most)
+        if hasattr(part.drafter, "unread"):
+            found.reading[part.cost] = measure_reading(opened.target, part.drafter)
     return found, True
 
 

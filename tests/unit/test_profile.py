@@ -6,7 +6,15 @@ import pytest
 
 from slipstream.control import profile_file
 from slipstream.control.cost import CostTable
-from slipstream.control.profile import Profile, flat, from_dict, measure_drafter, measure_rows, measure_target
+from slipstream.control.profile import (
+    Profile,
+    flat,
+    from_dict,
+    measure_drafter,
+    measure_reading,
+    measure_rows,
+    measure_target,
+)
 from slipstream.drafters.lookup import Lookup
 from slipstream.testing import RandomLaw, ToyTarget
 from slipstream.verify import RULES
@@ -22,6 +30,7 @@ def example():
         {"toy": tables},
         {"greedy": CostTable({1: 1e-4})},
         {"toy": {"greedy 0": [0.5, 0.25]}},
+        {"toy": 0.002},
     )
 
 
@@ -85,6 +94,8 @@ def test_measuring_leaves_target_and_drafter_empty():
     found.passes[3] = measure_rows(target, 3, seconds=0.02)
     lookup = Lookup(vocab=5)
     found.drafts["lookup"] = measure_drafter(target, lookup, 6, seconds=0.02)
+    found.reading["lookup"] = measure_reading(target, lookup)
+    assert found.reading["lookup"] > 0
     assert not any(target.cache.values())
     assert not lookup._indexes
     assert found.passes[3].nodes == [3, 6, 12]

@@ -79,6 +79,32 @@ def test_reading_is_not_taken_for_the_price_of_a_round():
     assert made._clocks.scales() == pytest.approx([1.0], abs=0.01)
 
 
+@pytest.mark.parametrize(
+    ("seconds", "prompt", "tokens", "waits"),
+    [
+        (0.02, 200, 48, False),  # 4 plain rounds; 48 tokens may save more
+        (0.02, 200, 10, True),  # 10 cannot
+        (0.02, 600, 1000, False),
+        (0.02, 1000, 1000, True),  # 20, and nobody knows whether the answer will be long
+        (0.2, 60, 48, False),  # a glance
+        (0.2, 100, None, True),
+    ],
+)
+def test_a_prompt_is_read_as_it_comes_where_that_costs_little(seconds, prompt, tokens, waits):
+    profile = profile_of(PASSES, {"toy": STEP})
+    profile.reading["toy"] = seconds
+    told = []
+    made = AdaptiveBudget([Arm("toy", 4, wait=told.append)], profile)
+    row = Sequence(1, [0] * prompt, prompt, SamplingParams(max_tokens=tokens))
+    assert told[0](row) is waits
+    assert made.always(4).waits(0, row) is False, "what always drafts reads in any case"
+    decoder = ToyDecoder(lambda prefix: torch.arange(7.0), vocab=7)
+    drafter = DraftModel(decoder, vocab=7, max_rows=1)
+    drafter.wait(told[0])
+    drafter.observe([row], [row.tokens[:-1]], [{}])
+    assert drafter.unread(row) == (prompt - 1 if waits else 0)
+
+
 def test_a_draft_model_reads_a_short_prompt_as_it_comes_and_a_long_one_when_it_is_wanted():
     decoder = ToyDecoder(lambda prefix: torch.arange(7.0), vocab=7)
     drafter = DraftModel(decoder, vocab=7, max_rows=2)

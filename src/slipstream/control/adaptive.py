@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from functools import partial
 from weakref import WeakKeyDictionary
 
 from slipstream.control.acceptance import node_hits, reached
@@ -29,7 +30,7 @@ from slipstream.control.clocks import Clocks
 from slipstream.control.knowledge import WENT_ON, Common, Own
 from slipstream.control.prices import Prices
 from slipstream.control.profile import Profile
-from slipstream.control.reading import GLANCE, hold_back, left_to_write
+from slipstream.control.reading import GLANCE, at_once, hold_back, left_to_write
 from slipstream.control.shadows import emitted
 from slipstream.control.sureness import Sureness
 from slipstream.devices import listed
@@ -79,6 +80,7 @@ class AdaptiveBudget:
         self._sureness = [Sureness() for _ in self.arms]
         self._rows: WeakKeyDictionary[Sequence, Own] = WeakKeyDictionary()
         self._now, self._began = clock, 0.0
+        self._tell()
 
     def always(self, nodes: int) -> AdaptiveBudget:
         """Return a controller of the same drafters that always drafts: to test what is drafted, whatever it costs."""
@@ -100,12 +102,16 @@ class AdaptiveBudget:
         own.stopped = not self._sureness[own.plan.arm].pays(sure, ahead, rate)
         return not own.stopped
 
+    def waits(self, arm: int, row: Sequence) -> bool:
+        """Say whether a drafter should leave a row's prompt unread for now."""
+        size, kind = row.prompt_len, _kind(row.params.greedy)
+        price = size * self._prices.reading(arm, kind) / self._prices.plain(1, size, kind)
+        return self.options.fixed is None and size > GLANCE and not at_once(price, left_to_write(row))
+
     def budget(self, rows: list[Sequence]) -> list[int]:
         """Decide who drafts how much for each row. Deciding twice changes nothing."""
         self._began = self._now()
-        for arm in self._steered:
-            if arm.steer is not None:
-                arm.steer(self.go_on)  # in each round: a drafter may serve several engines by turns
+        self._tell()
         owns, offered = [], False
         for row in rows:
             own = self._own(row)
@@ -141,6 +147,15 @@ class AdaptiveBudget:
         for b, own in enumerate(owns):
             cost = self._cost(own, rows[b], drafted[b], len(rows)) if drafted[b] else 1.0
             own.after(1 + accepted[b], cost, self.options.curiosity)
+
+    def _tell(self) -> None:
+        """Have the drafters ask here; in each round, since a drafter may serve several engines by turns."""
+        for arm in self._steered:
+            if arm.steer is not None:
+                arm.steer(self.go_on)
+        for i, arm in enumerate(self.arms):
+            if arm.wait is not None:
+                arm.wait(partial(self.waits, i))
 
     def found(self) -> dict[str, dict[str, list[float]]]:
         """Return the acceptance of all requests so far, in the form of a profile's `rates`."""

@@ -13,6 +13,7 @@ from slipstream.control.sureness import Steer
 from slipstream.types import Sequence
 
 Look = Callable[[Sequence, int], tuple[list[int], int]]
+Wait = Callable[[Callable[[Sequence], bool]], None]
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,8 @@ class Arm:
     `look(row, n)` returns what it would draft now and how sure it is, a small whole number: for drafters whose drafts
     are a function of the committed text and cost next to nothing. `tree`: its nodes are not a chain. `steer` tells it
     whom to ask whether to draft on: for drafters that know how sure they are. `unread(row)` returns how many tokens it
-    would have to be fed first: for drafters that read a long prompt only when they are wanted.
+    would have to be fed first, and `wait` tells it whom to ask whether to leave a prompt unread for now: for drafters
+    that read a long prompt only when they are wanted.
     """
 
     name: str
@@ -32,6 +34,7 @@ class Arm:
     tree: bool = False
     steer: Steer | None = None
     unread: Callable[[Sequence], int] | None = None
+    wait: Wait | None = None
 
     def __post_init__(self) -> None:
         if not self.cost:

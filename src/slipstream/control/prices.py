@@ -52,7 +52,10 @@ class Prices:
         return found
 
     def reading(self, arm: int, kind: str) -> float:
-        """Return about the seconds that a drafter takes to read a token of a prompt: its share of a pass, of many."""
+        """Return the seconds of reading a token of a prompt; where that was not measured, a share of a pass of many."""
+        known = self.profile.reading.get(self.arms[arm].cost)
+        if known is not None:
+            return known
         p, whole = self.profile, self.drafts(arm, kind)
         return p.target(1, _MANY) / _MANY * min(1.0, whole[1] / p.target(1, 1))
 

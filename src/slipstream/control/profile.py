@@ -35,7 +35,8 @@ class Profile:
 
     `passes` holds a table by nodes in all for each number of rows; `reach` what each further token of context adds to a
     pass, by nodes of a row. `drafts[name][kind]` and `around[kind]` are by drafted tokens, plus one: a table starts
-    at 1. `rates[name][kind]` are conditional acceptances by position, to start from.
+    at 1. `rates[name][kind]` are conditional acceptances by position, to start from. `reading[name]`: seconds
+    that a drafter needs for a token of a prompt, where it may put them off.
     """
 
     passes: dict[int, CostTable]
@@ -43,6 +44,7 @@ class Profile:
     drafts: dict[str, dict[Kind, CostTable]] = field(default_factory=dict)
     around: dict[Kind, CostTable] = field(default_factory=dict)
     rates: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    reading: dict[str, float] = field(default_factory=dict)
 
     def target(self, rows: int, nodes: int, context: int = CONTEXT) -> float:
         """Return the seconds of a pass over `nodes` nodes in all of `rows` rows; lines between measured row counts."""
@@ -79,6 +81,7 @@ class Profile:
             "drafts": {name: {k: _points(t) for k, t in tables.items()} for name, tables in self.drafts.items()},
             "around": {kind: _points(table) for kind, table in self.around.items()},
             "rates": self.rates,
+            "reading": self.reading,
         }
 
 
@@ -97,6 +100,7 @@ def from_dict(found: Mapping[str, Any]) -> Profile:
         {str(n): {str(k): _table(p) for k, p in tables.items()} for n, tables in found["drafts"].items()},
         {str(kind): _table(points) for kind, points in found["around"].items()},
         rates,
+        {str(name): max(0.0, float(seconds)) for name, seconds in found.get("reading", {}).items()},
     )
 
 
@@ -130,6 +134,13 @@ def measure_drafter(
 ) -> dict[Kind, CostTable]:
     """Time a drafter on a row of its own, by drafted tokens; slot 0 must be empty, and is left so."""
     return {kind: _Scratch(target, drafter, kind).table(_sizes(most), seconds) for kind in kinds}
+
+
+def measure_reading(target: Target, drafter: Drafter) -> float:
+    """Time a drafter that hears a prompt, in seconds per token; slot 0 must be empty, and is left so."""
+    with torch.inference_mode():
+        scratch = _Scratch(target, drafter, "greedy")
+        return min(scratch.reading() for _ in range(2))  # the first finds everything cold
 
 
 def _sizes(most: int) -> list[int]:
@@ -195,9 +206,17 @@ class _Scratch:
             self._end()
         return CostTable({n + 1: max(1e-7, statistics.median(found)) for n, found in times.items()})
 
-    def _begin(self) -> None:
+    def reading(self) -> float:
+        try:
+            return max(1e-7, self._begin())
+        finally:
+            self._end()
+
+    def _begin(self) -> float:
+        """Hear a text; return the drafter's seconds per token."""
         self.row.tokens[:] = [0]
-        self._hear(min(CONTEXT, self.room // 2))
+        count = min(CONTEXT, self.room // 2)
+        return self._hear(count) / count
 
     def _end(self) -> None:
         self.drafter.forget(self.row)

@@ -70,7 +70,7 @@ def _no_constant(name: str) -> float:
 def _finite(profile: Profile) -> Profile:
     tables = [*profile.passes.values(), *profile.around.values()]
     tables += [table for kinds in profile.drafts.values() for table in kinds.values()]
-    seconds = [s for table in tables for s in table.seconds] + list(profile.reach.values())
+    seconds = [s for table in tables for s in table.seconds] + [*profile.reach.values(), *profile.reading.values()]
     if not all(math.isfinite(s) for s in seconds):
         raise ValueError("a profile with an infinite time")
     return profile

@@ -21,8 +21,9 @@ from slipstream.drafters.lookup import Lookup, LookupOptions
 from slipstream.types import Draft, Needs, RequestError, Rngs, Sequence
 
 _HINT = 6  # tokens of a hint
-_SHORT = 512  # tokens of a prompt that is read as it arrives
+_SHORT = 512  # tokens of a prompt that is read as it arrives where nobody says otherwise
 
+Waits = Callable[[Sequence], bool]
 GoOn = Callable[[Sequence, Seq[float]], bool]  # (row, probabilities of its drafted tokens) -> draft another
 
 
@@ -69,6 +70,7 @@ class DraftModel:
         self.vocab = vocab
         self.device = torch.device(device)
         self._go_on: GoOn | None = None
+        self._waits: Waits = lambda row: row.prompt_len > _SHORT
         self._dropped = Dropped("draft model")
         self._cache = DraftCache(decoder, max_rows, ids)
         # hints are too short for longer matches to be of use
@@ -82,6 +84,10 @@ class DraftModel:
     def steer(self, go_on: GoOn) -> None:
         """Ask `go_on` after each token of a greedy row whether to draft another; the budget stays the most."""
         self._go_on = go_on
+
+    def wait(self, waits: Waits) -> None:
+        """Ask `waits` whether to leave a row's prompt unread for now; drafting for the row reads it."""
+        self._waits = waits
 
     def propose(self, rows: list[Sequence], budget: list[int], rngs: Rngs) -> Draft:
         """Draft a chain of at most `budget[b]` tokens for each row; none past the draft model's context."""
@@ -111,10 +117,10 @@ class DraftModel:
         return work.draft()
 
     def observe(self, rows: list[Sequence], tokens: list[list[int]], taps: list[Mapping[int, Tensor]]) -> None:
-        """Feed short prompts at once. Long ones, and the few tokens of a round, wait for `propose`, which feeds what is
-        missing: for a short answer, reading a long prompt costs more than drafting saves."""
+        """Feed prompts at once, unless they are to wait. They and the few tokens of a round are left to `propose`,
+        which feeds what is missing: for a short answer, reading a long prompt costs more than drafting saves."""
         for row, new in zip(rows, tokens, strict=True):
-            if row.prompt_len <= _SHORT:
+            if not self._waits(row):
                 self._cache.prefill(row, new)
 
     def unread(self, row: Sequence) -> int:
