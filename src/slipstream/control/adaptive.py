@@ -72,6 +72,7 @@ class AdaptiveBudget:
         self.options = options or AdaptiveOptions()
         self.arms, self.profile = tuple(arms), profile
         self._steered = [arm for arm in self.arms if arm.steer is not None]
+        self._waiting = [(arm.wait, partial(self.waits, i)) for i, arm in enumerate(self.arms) if arm.wait is not None]
         self._readers = any(arm.unread is not None for arm in self.arms)
         self._prices = Prices(self.arms, profile)
         self._clocks = Clocks(len(self.arms))
@@ -105,8 +106,10 @@ class AdaptiveBudget:
     def waits(self, arm: int, row: Sequence) -> bool:
         """Say whether a drafter should leave a row's prompt unread for now."""
         size, kind = row.prompt_len, _kind(row.params.greedy)
+        if size <= GLANCE or self.options.fixed is not None:  # asked in every round: the cheap answers first
+            return False
         price = size * self._prices.reading(arm, kind) / self._prices.plain(1, size, kind)
-        return self.options.fixed is None and size > GLANCE and not at_once(price, left_to_write(row))
+        return not at_once(price, left_to_write(row))
 
     def budget(self, rows: list[Sequence]) -> list[int]:
         """Decide who drafts how much for each row. Deciding twice changes nothing."""
@@ -153,9 +156,8 @@ class AdaptiveBudget:
         for arm in self._steered:
             if arm.steer is not None:
                 arm.steer(self.go_on)
-        for i, arm in enumerate(self.arms):
-            if arm.wait is not None:
-                arm.wait(partial(self.waits, i))
+        for wait, waits in self._waiting:
+            wait(waits)
 
     def found(self) -> dict[str, dict[str, list[float]]]:
         """Return the acceptance of all requests so far, in the form of a profile's `rates`."""
