@@ -13,8 +13,8 @@ tests/native/run.sh build/sanitize-address -DSLIPSTREAM_SANITIZE=address,undefin
 tests/native/run.sh build/sanitize-thread -DSLIPSTREAM_SANITIZE=thread
 
 "$python" -m nanobind --version > /dev/null 2>&1 || "$python" -m pip install --quiet nanobind
-cmake -S . -B "$build" -DSLIPSTREAM_SANITIZE=address,undefined -DPython_EXECUTABLE="$(command -v "$python")" > /dev/null
-cmake --build "$build"
+cmake -S . -B "$build" -DSLIPSTREAM_SANITIZE=address,undefined -DPython_EXECUTABLE="$("$python" -c 'import sys; print(sys.executable)')" > /dev/null
+cmake --build "$build" --parallel "${JOBS:-2}" > "$build/log" 2>&1 || { cat "$build/log"; exit 1; }
 
 # the package as it is, with the instrumented extension in place of any other
 rm -rf "$package"
