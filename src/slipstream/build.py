@@ -5,7 +5,7 @@ The tables of plug-ins are `plugins`', the reading of specs is `specs`'. torch i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ from slipstream.opened import Guess, Opened, Part, Wanted
 from slipstream.plugins import DRAFTERS, PLANNED, RULES, TARGETS, PlugIn
 from slipstream.profiles import cost_name, profile_for
 from slipstream.specs import DrafterChoice, parse_drafter
-from slipstream.types import Controller, RequestError, VerifyRule, WorkError
+from slipstream.types import Controller, Drafter, RequestError, VerifyRule, WorkError
 
 __all__ = ["DRAFTERS", "PLANNED", "RULES", "TARGETS", "DrafterChoice", "Guess", "Opened", "Part", "PlugIn", "Wanted"]
 __all__ += ["cpu_flags", "memory_guard", "parse_drafter", "read_model_config", "resolve_device", "resolve_dtype"]
@@ -207,7 +207,7 @@ def make_engine(opened: Opened, guess: Guess, config: EngineConfig) -> Engine:
         opened.target.taps = tuple(sorted(taps))  # type: ignore[attr-defined]
     options = EngineOptions(max_rows=config.max_rows, logprobs_mode=config.logprobs_mode)  # type: ignore[arg-type]
     rule = make_rule(config.verify)
-    controller = _controller(opened, guess, rule, config)
+    controller = make_controller(opened, guess, rule, config)
     return Engine(opened.target, guess.drafter, rule, controller, options, detokenizer=detokenizer)
 
 
@@ -216,20 +216,30 @@ def arm_of(part: Part) -> Arm:
     from slipstream.control.arms import Arm
 
     drafter = part.drafter
-    asked = {name: getattr(drafter, name, None) for name in ("look", "steer", "unread", "wait")}
+    asked = {name: getattr(drafter, name, None) for name in ("look", "steer", "unread", "wait", "room")}
     return Arm(drafter.name, part.most, part.cost, tree=drafter.needs.tree, **asked)
 
 
-def _controller(opened: Opened, guess: Guess, rule: VerifyRule, config: EngineConfig) -> Controller:
+def make_controller(opened: Opened, guess: Guess, rule: VerifyRule, config: EngineConfig) -> Controller:
     """Return what decides how much is drafted: by cost, unless a number was asked for and there is nobody to choose."""
     from slipstream.control.adaptive import AdaptiveBudget, AdaptiveOptions
     from slipstream.control.budget import FixedBudget
 
-    if not guess.parts or (guess.fixed is not None and len(guess.parts) == 1):
-        return FixedBudget(guess.draft_tokens)
+    if not by_cost(guess):
+        return FixedBudget(guess.draft_tokens, hooks_of(guess.drafter))
     profile = profile_for(opened, guess.parts, rule, config.max_rows, guess.notes)
     arms = [arm_of(part) for part in guess.parts]
-    controller = AdaptiveBudget(arms, profile, AdaptiveOptions(fixed=guess.fixed, shared_noise=rule.shared_noise))
-    if hasattr(guess.drafter, "route"):
-        guess.drafter.route = controller.route
-    return controller
+    options = AdaptiveOptions(fixed=guess.fixed, shared_noise=rule.shared_noise)
+    return AdaptiveBudget(arms, profile, options, lead=getattr(guess.drafter, "lead", None))
+
+
+def by_cost(guess: Guess) -> bool:
+    """Tell whether there is something to choose: how much is drafted, or by whom."""
+    return guess.fixed is None if len(guess.parts) == 1 else bool(guess.parts)
+
+
+def hooks_of(drafter: Drafter) -> list[Callable[[None], None]]:
+    """Return the hooks by which a drafter, and those it is mixed of, are told whom to ask."""
+    each = (drafter, *getattr(drafter, "drafters", ()))
+    found = [getattr(one, name, None) for one in each for name in ("lead", "steer", "wait")]
+    return [hook for hook in found if hook is not None]

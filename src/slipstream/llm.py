@@ -15,7 +15,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any
 
-from slipstream import build
+from slipstream import build, profiles
 from slipstream.config import (
     DEFAULT_MODEL,
     DrafterConfig,
@@ -126,6 +126,7 @@ class LLM:
         self.draft_tokens = guess.draft_tokens
         self.drafter_folder = guess.folder
         self.engine = build.make_engine(opened, guess, self.config)
+        self._guessing = build.by_cost(guess) and profiles.lacks(opened, guess.parts)
         self.notes = opened.notes + guess.notes
 
     def with_drafter(self, drafter: str | Drafter | build.Guess, *, draft_tokens: int | str | None = "auto") -> LLM:
@@ -260,6 +261,9 @@ class LLM:
             raise RequestError(
                 "another LLM on this target is still decoding, and its cache is needed: finish or close its streams"
             )
+        if self._guessing and self.opened.idle:  # it was built while another decoded
+            self.engine.controller = build.make_controller(self.opened, self.guess, self.engine.rule, self.config)
+            self._guessing = False
         self.opened.busy = self.engine
 
     def _step(self, rows: list[Sequence], inbox: deque[Delta]) -> None:

@@ -49,10 +49,19 @@ class Opened:
 
         with self.lock:
             if self.measured is None:
-                if self.busy is not None and not self.busy.idle:
-                    raise RequestError("the target is decoding: its cost can only be measured when it is idle")
+                self.need_idle()
                 self.measured = measure(self.target)
             return self.measured
+
+    @property
+    def idle(self) -> bool:
+        """True when nothing is being decoded: its cache is free to measure with."""
+        return self.busy is None or self.busy.idle
+
+    def need_idle(self) -> None:
+        """Refuse to measure while a text is in the cache that measuring writes to."""
+        if not self.idle:
+            raise RequestError("the target is decoding: its cost can only be measured when it is idle")
 
 
 @dataclass(frozen=True)

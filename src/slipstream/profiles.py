@@ -48,7 +48,7 @@ def profile_for(opened: Opened, parts: Seq[Part], rule: VerifyRule, rows: int, n
         if opened.profile is None:
             opened.profile, note = profile_file.load(folder, key)
             notes += [note] if note else []
-        if opened.busy is not None and not opened.busy.idle:
+        if not opened.idle:
             return opened.profile or flat()
         with memory_guard("measuring what rounds cost"):
             found, fresh = _complete(opened, parts, rule, rows)
@@ -60,15 +60,22 @@ def profile_for(opened: Opened, parts: Seq[Part], rule: VerifyRule, rows: int, n
 
 def measure_again(opened: Opened, parts: Seq[Part], rule: VerifyRule, rows: int) -> Profile:
     """Forget what was measured of the target and these drafters, and measure it; acceptance that was found stays."""
-    old, opened.profile = opened.profile, None
-    found, _ = _complete(opened, parts, rule, rows)
-    if old is not None:
-        found.rates.update(old.rates)
-    return found
+    with opened.lock:
+        opened.need_idle()
+        old, opened.profile = opened.profile, None
+        found, _ = _complete(opened, parts, rule, rows)
+        if old is not None:
+            found.rates.update(old.rates)
+        return found
+
+
+def lacks(opened: Opened, parts: Seq[Part]) -> bool:
+    """Tell whether what these drafters cost is not known yet: the target was decoding when they were built."""
+    return any(opened.profile is None or _unknown(part, opened.profile) for part in parts)
 
 
 def promise(opened: Opened, cost: str) -> float:
-    """Return how many times as fast as plain a chain drafter was when it was last tuned; 0 when that is not known."""
+    """Return how many times as fast as plain a drafter was when it was last tuned; 0 when that is not known."""
     from slipstream.control import profile_file
     from slipstream.control.acceptance import survival
     from slipstream.control.knowledge import rate_key
@@ -78,7 +85,7 @@ def promise(opened: Opened, cost: str) -> float:
     if profile is None or not shares or cost not in profile.drafts:
         return 0.0
     tokens, best, plain = 1.0, 0.0, profile.target(1, 1)
-    for n, chance in enumerate(survival(shares, tree=False), 1):
+    for n, chance in enumerate(survival(shares, tree=cost in profile.trees), 1):
         tokens += chance
         best = max(best, tokens * plain / (profile.target(1, 1 + n) + profile.draft(cost, n, "greedy")))
     return best
@@ -101,22 +108,27 @@ def _complete(opened: Opened, parts: Seq[Part], rule: VerifyRule, rows: int) -> 
 
 
 def _measured(opened: Opened, parts: Seq[Part], rule: VerifyRule, rows: int) -> tuple[Profile, bool]:
-    from slipstream.control.profile import measure_drafter, measure_reading, measure_rows, measure_target
+    from slipstream.control import profile as timed
 
     rows, found = min(rows, MOST_ROWS, opened.target.caps.max_rows), opened.profile
     new = [part for part in parts if found is None or _unknown(part, found)]
-    if found is not None and rows in found.passes and not new:
+    drawn = timed.kind_of(False, rule.shared_noise)
+    if found is not None and rows in found.passes and drawn in found.around and not new:
         return found, False
     if sys.stderr.isatty():  # for who waits; a script's errors stay one line
         print(f"{opened.name}: measuring what rounds cost here, once: some seconds", file=sys.stderr)  # noqa: T201
     if found is None:
-        found = opened.profile = measure_target(opened.target, rule)
+        found = opened.profile = timed.measure_target(opened.target)
+    if drawn not in found.around:
+        found.around.update(timed.measure_around(opened.target, rule))
     if rows not in found.passes:
-        found.passes[rows] = measure_rows(opened.target, rows)
+        found.passes[rows] = timed.measure_rows(opened.target, rows)
     for part in new:
-        found.drafts[part.cost] = measure_drafter(opened.target, part.drafter, part.most)
+        found.drafts[part.cost] = timed.measure_drafter(opened.target, part.drafter, part.most)
+        if part.drafter.needs.tree:
+            found.trees.add(part.cost)
         if hasattr(part.drafter, "unread"):
-            found.reading[part.cost] = measure_reading(opened.target, part.drafter)
+            found.reading[part.cost] = timed.measure_reading(opened.target, part.drafter)
     return found, True
 
 

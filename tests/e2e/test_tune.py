@@ -4,8 +4,10 @@ import json
 
 import pytest
 
-from slipstream.measure.tune import _difference
+from slipstream.control.profile import flat
+from slipstream.measure.tune import _difference, _fitted
 from slipstream.measure.tune_text import flags
+from slipstream.types import SamplingParams
 
 
 @pytest.fixture
@@ -39,6 +41,14 @@ def test_nothing_to_tune(cli, tiny):
     found = cli("tune", "--model", str(tiny), "--drafter", "none")
     assert found.status == 2
     assert "nothing to tune" in found.err
+
+
+def test_a_least_number_of_tokens_gives_way_to_the_time_there_is():
+    params = SamplingParams(max_tokens=500, min_tokens=400)
+    _, fitted = _fitted(flat(0.01), [[1, 2, 3]], params, seconds=2.0, runs=2)
+    assert fitted.min_tokens <= fitted.max_tokens < 400
+    _, same = _fitted(flat(0.01), [[1, 2, 3]], SamplingParams(max_tokens=40, min_tokens=4), seconds=2.0, runs=2)
+    assert (same.max_tokens, same.min_tokens) == (40, 4)
 
 
 def test_flags_of_other_engines():

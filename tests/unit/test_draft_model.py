@@ -183,6 +183,25 @@ class TestCache:
             grow(row, token)
         assert lengths == [2, 1, 0, 0]
 
+    @pytest.mark.parametrize("pieces", [(7, 293), (3, 5, 100, 192), (300,), (4,)])
+    def test_a_prompt_may_come_in_pieces_of_any_size(self, pieces):
+        """A row that joins others is read by what they leave of a pass: how little that is must not show later."""
+        drafter, decoder = model()
+        row = row_of([k % VOCAB for k in range(sum(pieces) + 1)])
+        row.prompt_len, at = len(row.tokens), 0
+        for size in pieces:
+            drafter.observe([row], [row.tokens[at : at + size]], [{}])
+            at += size
+            assert decoder.fed == at
+        assert drafter.unread(row) == 0
+
+    def test_a_prompt_beyond_the_models_context_is_not_read(self):
+        drafter, decoder = model(max_len=200)
+        row = row_of([k % VOCAB for k in range(300)])
+        row.prompt_len = 300
+        drafter.observe([row], [row.tokens[:150]], [{}])
+        assert decoder.fed == drafter.room(row) == 0
+
 
 class TestLaw:
     def test_greedy_rows_are_fixed_without_q(self):
@@ -324,6 +343,20 @@ class TestEarlyStop:
                 shorter += length < 6
                 grow(row, (guesses[0] + 1) % VOCAB)
         assert shorter > 20
+
+    def test_a_token_that_the_model_rules_out_has_no_chance(self):
+        """A processor may let in what the draft model gives no logit: how sure it was is 0 then, not NaN."""
+        decoder = ToyDecoder(lambda prefix: LOGITS(prefix).index_fill(0, torch.tensor(5), -torch.inf), vocab=VOCAB)
+        drafter = DraftModel(decoder, vocab=VOCAB, max_rows=1)
+        heard = []
+        drafter.steer(lambda row, sure: heard.append(list(sure)) or True)
+
+        def only_five(_tokens, logits):
+            return torch.full_like(logits, -torch.inf).index_fill(0, torch.tensor(5), 1.0)
+
+        row = Sequence(1, [1, 2], 2, SamplingParams(logits_processors=(only_five,)), seed=1)
+        assert propose(drafter, [row], 3).tokens[0].tolist() == [2, 5, 5, 5]
+        assert heard[-1] == [0.0, 0.0]
 
     @pytest.mark.parametrize("temperature", [0.0, 1.0])
     def test_nothing_is_drafted_after_an_end_of_text_id_unless_it_is_ignored(self, temperature):

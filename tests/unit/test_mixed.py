@@ -142,6 +142,25 @@ def test_a_free_drafter_comes_back_without_being_tried():
     assert drafted > 10
 
 
+def test_a_drafter_whose_context_is_full_is_not_planned():
+    """It would draft nothing, and the drafter that still can would never be asked."""
+    lookup = Lookup(LookupOptions(min_ngram=1, max_ngram=4))
+    profile = profile_of({1: 1.0, 32: 1.1}, {"better": 0.001})
+    arms = [Arm("lookup", 8, look=lookup.look), Arm("better", 8, room=lambda row: max(0, 40 - len(row.tokens)))]
+    controller = AdaptiveBudget(arms, profile, clock=lambda: 0.0)
+    row = Sequence(1, [1, 2, 3, 4] * 3, 12, SamplingParams(), seed=1)
+    turns = []
+    while len(row.tokens) < 80:
+        (n,) = controller.budget([row])
+        turns.append((len(row.tokens), controller.route(row), n))
+        right = n if turns[-1][1] == 1 else min(n, 2)
+        row.tokens += [1 + k % 4 for k in range(len(row.tokens), len(row.tokens) + right + 1)]
+        controller.record([row], *outcome([n], [right]))
+    assert 1 in {arm for at, arm, n in turns if at < 40 and n}
+    assert {arm for at, arm, _ in turns if at >= 40} == {0}
+    assert all(at + n <= 40 for at, arm, n in turns if arm == 1)
+
+
 def test_the_better_drafter_is_chosen_for_each_row():
     """Two drafters of the same cost; one is right for greedy rows that begin with 1, the other for those with 2."""
     profile = profile_of({1: 1.0, 32: 1.5}, {"a": 0.05, "b": 0.05})

@@ -10,6 +10,7 @@ from slipstream.control.profile import (
     Profile,
     flat,
     from_dict,
+    measure_around,
     measure_drafter,
     measure_reading,
     measure_rows,
@@ -90,7 +91,9 @@ def test_a_folder_that_cannot_be_written_is_a_note(tmp_path):
 
 def test_measuring_leaves_target_and_drafter_empty():
     target = ToyTarget(RandomLaw(5, 1, order=1), 5, max_rows=3)
-    found = measure_target(target, RULES["auto"], seconds=0.02)
+    found = measure_target(target, seconds=0.02)
+    found.around = measure_around(target, RULES["coupled"])
+    assert set(found.around) == {"greedy", "coupled"}
     found.passes[3] = measure_rows(target, 3, seconds=0.02)
     lookup = Lookup(vocab=5)
     found.drafts["lookup"] = measure_drafter(target, lookup, 6, seconds=0.02)
@@ -139,6 +142,23 @@ def test_a_profile_is_measured_once_and_kept(tmp_path, monkeypatch, capsys):
     mixed = third.with_drafter(f"lookup+draft_model:{folder}")
     assert mixed.drafter == "lookup+draft_model"
     assert len(json.loads(file.read_text())["profile"]["drafts"]) == 2
+
+
+def test_each_sort_of_rule_has_costs_of_its_own_in_one_profile(tmp_path, monkeypatch):
+    from slipstream import LLM, profiles
+    from tiny_model import make_model
+
+    monkeypatch.setattr(profiles, "profiles_dir", lambda: tmp_path / "profiles")
+    make_model(tmp_path)
+    asked = {}
+    for verify in ("coupled", "auto", "chain"):
+        llm = LLM(str(tmp_path), "lookup", dtype="float32", verify=verify)
+        controller, around = llm.engine.controller, llm.opened.profile.around
+        asked[verify] = controller._kind(False)
+        assert asked[verify] in around
+    assert asked == {"coupled": "coupled", "auto": "sampled", "chain": "sampled"}
+    assert set(around) == {"greedy", "coupled", "sampled"}
+    assert controller.profile.draft("lookup", 2, "coupled") == controller.profile.draft("lookup", 2, "sampled") > 0
 
 
 def test_who_looks_on_is_told_that_costs_are_measured(tmp_path, monkeypatch, capsys):

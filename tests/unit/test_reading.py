@@ -105,12 +105,17 @@ def test_a_prompt_is_read_as_it_comes_where_that_costs_little(seconds, prompt, t
     assert drafter.unread(row) == (prompt - 1 if waits else 0)
 
 
-def test_a_draft_model_reads_a_short_prompt_as_it_comes_and_a_long_one_when_it_is_wanted():
+def test_a_draft_model_reads_a_prompt_as_it_comes_unless_it_is_to_wait():
     decoder = ToyDecoder(lambda prefix: torch.arange(7.0), vocab=7)
-    drafter = DraftModel(decoder, vocab=7, max_rows=2)
+    drafter = DraftModel(decoder, vocab=7, max_rows=3)
+    drafter.wait(lambda row: row.prompt_len > 512)
     rows = [Sequence(k, [k] * size, size, SamplingParams()) for k, size in enumerate((100, 2000))]
     drafter.observe(rows, [row.tokens[:-1] for row in rows], [{}, {}])
     assert [drafter.unread(row) for row in rows] == [0, 1999]
     assert decoder.fed == 99
     drafter.propose(rows, [0, 2], RequestRngs(rows))
     assert [drafter.unread(row) for row in rows] == [0, 0]
+    drafter.wait(None)
+    alone = Sequence(9, [3] * 2000, 2000, SamplingParams())
+    drafter.observe([alone], [alone.tokens[:-1]], [{}])
+    assert drafter.unread(alone) == 0

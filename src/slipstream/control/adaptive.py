@@ -22,14 +22,15 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from slipstream.control.acceptance import node_hits, reached
-from slipstream.control.arms import NO_OFFER, Arm, Offer, Plan, Share, plan_batch, plan_row
+from slipstream.control.arms import NO_OFFER, Arm, Lead, Offer, Plan, Share, plan_batch, plan_row
 from slipstream.control.clocks import Clocks
 from slipstream.control.knowledge import WENT_ON, Common, Own
 from slipstream.control.prices import Prices
-from slipstream.control.profile import Profile
+from slipstream.control.profile import Kind, Profile, kind_of
 from slipstream.control.reading import GLANCE, at_once, hold_back, left_to_write
 from slipstream.control.shadows import emitted
 from slipstream.control.sureness import Sureness
@@ -58,7 +59,8 @@ class AdaptiveOptions:
 class AdaptiveBudget:
     """The `Controller` of a set of drafters. `route(row)` says whose turn it is in this round, -1 for nobody's.
 
-    `arms` are in the order of the mixed drafter's. `clock` is read at the beginning and the end of a round.
+    `arms` are in the order of the mixed drafter's, which `lead` tells to ask it. `clock` is read at the beginning and
+    the end of a round.
     """
 
     def __init__(
@@ -67,12 +69,16 @@ class AdaptiveBudget:
         profile: Profile,
         options: AdaptiveOptions | None = None,
         *,
+        lead: Lead | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.options = options or AdaptiveOptions()
-        self.arms, self.profile = tuple(arms), profile
-        self._steered = [arm for arm in self.arms if arm.steer is not None]
-        self._waiting = [(arm.wait, partial(self.waits, i)) for i, arm in enumerate(self.arms) if arm.wait is not None]
+        self.arms, self.profile, self._lead = tuple(arms), profile, lead
+        self._steered = any(arm.steer is not None for arm in self.arms)
+        hooks: list[tuple[Callable[[Any], None] | None, Callable[..., Any]]] = [(lead, self.route)]
+        for i, arm in enumerate(self.arms):
+            hooks += [(arm.steer, self.go_on), (arm.wait, partial(self.waits, i))]
+        self._hooks = [(tell, whom) for tell, whom in hooks if tell is not None]
         self._readers = any(arm.unread is not None for arm in self.arms)
         self._prices = Prices(self.arms, profile)
         self._clocks = Clocks(len(self.arms))
@@ -86,7 +92,7 @@ class AdaptiveBudget:
     def always(self, nodes: int) -> AdaptiveBudget:
         """Return a controller of the same drafters that always drafts: to test what is drafted, whatever it costs."""
         options = dataclasses.replace(self.options, fixed=nodes)
-        return AdaptiveBudget(self.arms, self.profile, options, clock=self._now)
+        return AdaptiveBudget(self.arms, self.profile, options, lead=self._lead, clock=self._now)
 
     def route(self, row: Sequence) -> int:
         """Return the arm that drafts for the row in the round under way, or -1."""
@@ -105,7 +111,7 @@ class AdaptiveBudget:
 
     def waits(self, arm: int, row: Sequence) -> bool:
         """Say whether a drafter should leave a row's prompt unread for now."""
-        size, kind = row.prompt_len, _kind(row.params.greedy)
+        size, kind = row.prompt_len, self._kind(row.params.greedy)
         if size <= GLANCE or self.options.fixed is not None:  # asked in every round: the cheap answers first
             return False
         price = size * self._prices.reading(arm, kind) / self._prices.plain(1, size, kind)
@@ -153,15 +159,15 @@ class AdaptiveBudget:
 
     def _tell(self) -> None:
         """Have the drafters ask here; in each round, since a drafter may serve several engines by turns."""
-        for arm in self._steered:
-            if arm.steer is not None:
-                arm.steer(self.go_on)
-        for wait, waits in self._waiting:
-            wait(waits)
+        for tell, whom in self._hooks:
+            tell(whom)
 
     def found(self) -> dict[str, dict[str, list[float]]]:
         """Return the acceptance of all requests so far, in the form of a profile's `rates`."""
         return self._common.table()
+
+    def _kind(self, greedy: bool) -> Kind:
+        return kind_of(greedy, self.options.shared_noise)
 
     def _own(self, row: Sequence) -> Own:
         own = self._rows.get(row)
@@ -177,6 +183,8 @@ class AdaptiveBudget:
         own.offers, own.offered = [], False
         for i, arm in enumerate(self.arms):
             n, strength = self.options.fixed or arm.most, 0
+            if arm.room is not None:
+                n = min(n, arm.room(row))
             if arm.look is not None:
                 tokens, strength = arm.look(row, n)
                 n = len(tokens)
@@ -218,13 +226,15 @@ class AdaptiveBudget:
         if not self._readers:
             return
         unread = [arm.unread(row) if arm.unread is not None else 0 for arm in self.arms]
-        prices = {i: n * self._prices.reading(i, _kind(own.greedy)) / plain for i, n in enumerate(unread) if n > GLANCE}
+        prices = {
+            i: n * self._prices.reading(i, self._kind(own.greedy)) / plain for i, n in enumerate(unread) if n > GLANCE
+        }
         own.unread = prices
         if prices:
             hold_back(own, prices, left_to_write(row), self._expected(own, lists), plain, rate)
 
     def _seconds(self, own: Own, context: int, load: int) -> tuple[float, list[list[float]]]:
-        kind = _kind(own.greedy)
+        kind = self._kind(own.greedy)
         plain = self._prices.plain(load, context, kind)
         lists = [self._prices.lengths(i, load, context, kind) for i in range(len(self.arms))]
         if own.free:
@@ -258,7 +268,7 @@ class AdaptiveBudget:
             prices.append((plain, lists))
         base = load + sum(own.plan.length for own in owns if not own.free)
         table = self._prices.passes(load, context, base, sum(len(s.survival) for s in shares))
-        drafts = [self._prices.drafts(i, _kind(owns[free[0]].greedy)) for i in range(len(self.arms))]
+        drafts = [self._prices.drafts(i, self._kind(owns[free[0]].greedy)) for i in range(len(self.arms))]
         lengths = plan_batch(shares, table, drafts, gain / prices[0][0])
         for b, n, share, (plain, lists) in zip(free, lengths, shares, prices, strict=True):
             owns[b].plan = Plan(share.arm, n) if n else _NOTHING
@@ -318,7 +328,7 @@ class AdaptiveBudget:
         load, cached, greedy = len(rows), 0, True
         for row, own in zip(rows, owns, strict=True):
             cached, greedy = cached + row.cached, greedy and own.greedy
-        context, kind = cached // load, _kind(greedy)
+        context, kind = cached // load, self._kind(greedy)
         if not any(drafted):
             self._clocks.add(-1, seconds, self._prices.plain(load, context, kind))
             return
@@ -335,7 +345,3 @@ class AdaptiveBudget:
 def _read(owns: Seq[Own]) -> bool:
     """Say whether a drafter had a text to read before it drafted."""
     return any(own.plan.length and own.plan.arm in own.unread for own in owns)
-
-
-def _kind(greedy: bool) -> str:
-    return "greedy" if greedy else "sampled"

@@ -13,7 +13,8 @@ from slipstream.control.sureness import Steer
 from slipstream.types import Sequence
 
 Look = Callable[[Sequence, int], tuple[list[int], int]]
-Wait = Callable[[Callable[[Sequence], bool]], None]
+Wait = Callable[[Callable[[Sequence], bool] | None], None]
+Lead = Callable[[Callable[[Sequence], int] | None], None]
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Arm:
     are a function of the committed text and cost next to nothing. `tree`: its nodes are not a chain. `steer` tells it
     whom to ask whether to draft on: for drafters that know how sure they are. `unread(row)` returns how many tokens it
     would have to be fed first, and `wait` tells it whom to ask whether to leave a prompt unread for now: for drafters
-    that read a long prompt only when they are wanted.
+    that read a long prompt only when they are wanted. `room(row)` returns how many tokens fit into its own context.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Arm:
     steer: Steer | None = None
     unread: Callable[[Sequence], int] | None = None
     wait: Wait | None = None
+    room: Callable[[Sequence], int] | None = None
 
     def __post_init__(self) -> None:
         if not self.cost:

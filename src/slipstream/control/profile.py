@@ -25,7 +25,7 @@ FAR_SECONDS = 1.0  # the most a longer context may take to fill
 STEP = 2  # tokens a drafter hears between two timed drafts
 CYCLES = 7
 
-Kind = str  # "greedy" or "sampled"
+Kind = str  # of a row: "greedy", "sampled", or "coupled" where it is sampled with shared noise
 KINDS: tuple[Kind, ...] = ("greedy", "sampled")
 
 
@@ -35,8 +35,8 @@ class Profile:
 
     `passes` holds a table by nodes in all for each number of rows; `reach` what each further token of context adds to a
     pass, by nodes of a row. `drafts[name][kind]` and `around[kind]` are by drafted tokens, plus one: a table starts
-    at 1. `rates[name][kind]` are conditional acceptances by position, to start from. `reading[name]`: seconds
-    that a drafter needs for a token of a prompt, where it may put them off.
+    at 1. `rates[name][kind]` are conditional acceptances by position, to start from, by node for the drafters in
+    `trees`. `reading[name]`: seconds that a drafter needs for a token of a prompt, where it may put them off.
     """
 
     passes: dict[int, CostTable]
@@ -45,6 +45,7 @@ class Profile:
     around: dict[Kind, CostTable] = field(default_factory=dict)
     rates: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     reading: dict[str, float] = field(default_factory=dict)
+    trees: set[str] = field(default_factory=set)
 
     def target(self, rows: int, nodes: int, context: int = CONTEXT) -> float:
         """Return the seconds of a pass over `nodes` nodes in all of `rows` rows; lines between measured row counts."""
@@ -58,7 +59,7 @@ class Profile:
 
     def draft(self, name: str, tokens: int, kind: Kind) -> float:
         """Return the seconds a drafter takes for so many tokens, hearing of the last round included."""
-        table = self.drafts.get(name, {}).get(kind)
+        table = self.drafts.get(name, {}).get("sampled" if kind == "coupled" else kind)
         return table(tokens + 1) if table is not None else 0.0
 
     def host(self, tokens: int, kind: Kind) -> float:
@@ -82,6 +83,7 @@ class Profile:
             "around": {kind: _points(table) for kind, table in self.around.items()},
             "rates": self.rates,
             "reading": self.reading,
+            "trees": sorted(self.trees),
         }
 
 
@@ -101,6 +103,7 @@ def from_dict(found: Mapping[str, Any]) -> Profile:
         {str(kind): _table(points) for kind, points in found["around"].items()},
         rates,
         {str(name): max(0.0, float(seconds)) for name, seconds in found.get("reading", {}).items()},
+        {str(name) for name in found.get("trees", [])},
     )
 
 
@@ -109,18 +112,30 @@ def flat(seconds: float = 1.0) -> Profile:
     return Profile({1: CostTable({1: seconds})})
 
 
-def measure_target(target: Target, rule: VerifyRule, *, seconds: float = 1.0) -> Profile:
-    """Time the target and what is done around it; slot 0 must be empty, and is left so."""
+def kind_of(greedy: bool, shared_noise: bool) -> Kind:
+    """Return the kind of a row under a rule."""
+    return "greedy" if greedy else "coupled" if shared_noise else "sampled"
+
+
+def measure_target(target: Target, *, seconds: float = 1.0) -> Profile:
+    """Time the target; slot 0 must be empty, and is left so."""
     with torch.inference_mode():
         start = time.perf_counter()
         passes = {1: measure(target, points=[n for n in POINTS if n <= 32], seconds=seconds)}
         spent = time.perf_counter() - start
-        found = Profile(passes, _reach(target, passes[1], min(FAR_SECONDS, spent)))
-        widest = min(16, target.caps.max_nodes - 1)
-        for kind in KINDS:
-            times = {n + 1: _around(target, rule, n, kind) for n in {0, min(4, widest), widest}}
-            found.around[kind] = CostTable(times)
-    return found
+        return Profile(passes, _reach(target, passes[1], min(FAR_SECONDS, spent)))
+
+
+def measure_around(target: Target, rule: VerifyRule) -> dict[Kind, CostTable]:
+    """Time what is done around the target's passes under a rule, by the kind of row."""
+    widest = min(16, target.caps.max_nodes - 1)
+    with torch.inference_mode():
+        return {
+            kind_of(greedy, rule.shared_noise): CostTable(
+                {n + 1: _around(target, rule, n, greedy) for n in {0, min(4, widest), widest}}
+            )
+            for greedy in (True, False)
+        }
 
 
 def measure_rows(target: Target, rows: int, *, seconds: float = 0.75) -> CostTable:
@@ -159,12 +174,12 @@ def _reach(target: Target, near: CostTable, seconds: float) -> dict[int, float]:
     return {n: max(0.0, table(n) - near(n)) / (far - CONTEXT) for n in points}
 
 
-def _around(target: Target, rule: VerifyRule, drafted: int, kind: Kind) -> float:
+def _around(target: Target, rule: VerifyRule, drafted: int, greedy: bool) -> float:
     """Seconds of laws and verification of a chain of fixed guesses, on logits of the target's size."""
     vocab = target.caps.vocab
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(1, drafted + 1, vocab, generator=generator)
-    row = Sequence(-4, [0, 0], 1, _params(kind), seed=1)
+    row = Sequence(-4, [0, 0], 1, _params(greedy), seed=1)
     tokens = torch.zeros(1, drafted + 1, dtype=torch.int64)
     parents = torch.arange(-1, drafted)[None]
     draft = Draft(tokens, parents, torch.tensor([drafted + 1]), torch.full_like(tokens, int(Draw.FIXED)))
@@ -176,8 +191,8 @@ def _around(target: Target, rule: VerifyRule, drafted: int, kind: Kind) -> float
     return max(1e-7, statistics.median(times[3:]))
 
 
-def _params(kind: Kind) -> SamplingParams:
-    return SamplingParams(temperature=0.0 if kind == "greedy" else 1.0, ignore_eos=True, max_tokens=None)
+def _params(greedy: bool) -> SamplingParams:
+    return SamplingParams(temperature=0.0 if greedy else 1.0, ignore_eos=True, max_tokens=None)
 
 
 class _Scratch:
@@ -188,7 +203,10 @@ class _Scratch:
         self.target, self.drafter = target, drafter
         self.room = min(target.caps.max_len - 1, 1024)
         self.ids = min(1021, target.caps.vocab)
-        self.row = Sequence(-5, [0], 1, _params(kind), seed=1)
+        self.row = Sequence(-5, [0], 1, _params(kind == "greedy"), seed=1)
+        wait = getattr(drafter, "wait", None)
+        if wait is not None:  # a controller may have told it whom to ask
+            wait(None)
 
     def table(self, sizes: list[int], seconds: float) -> CostTable:
         times: dict[int, list[float]] = {n: [] for n in sizes}
@@ -216,6 +234,7 @@ class _Scratch:
         """Hear a text; return the drafter's seconds per token."""
         self.row.tokens[:] = [0]
         count = min(CONTEXT, self.room // 2)
+        self.row.prompt_len = count + 1  # so it is read as prompts are
         return self._hear(count) / count
 
     def _end(self) -> None:

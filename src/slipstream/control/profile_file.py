@@ -17,7 +17,7 @@ from typing import Any
 
 from slipstream.control.profile import Profile, from_dict
 
-FORMAT = 1
+FORMAT = 2
 
 
 def path_of(folder: Path, key: Mapping[str, Any]) -> Path:

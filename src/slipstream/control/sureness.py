@@ -14,7 +14,7 @@ from collections.abc import Sequence as Seq
 from slipstream.types import Sequence
 
 GoOn = Callable[[Sequence, Seq[float]], bool]  # (row, probabilities of its drafted tokens so far) -> draft another
-Steer = Callable[[GoOn], None]
+Steer = Callable[[GoOn | None], None]
 
 _CLASSES = (0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97)
 _WEIGHT, _DECAY = 4.0, 0.99

@@ -82,11 +82,13 @@ class DraftCache:
         self._held = Slots(max_rows, _Held, "draft model")
 
     def prefill(self, row: Sequence, tokens: list[int]) -> None:
-        """Feed a long run of committed tokens as it arrives, so that a prompt is paid for while it is prefilled."""
+        """Feed a prompt, or a long run of committed tokens, as it arrives: it is paid for while it is prefilled."""
         held = self._held.of(row)
         after = held.certain + len(tokens)
         follows = not held.guesses and row.tokens[held.certain : after] == tokens
-        if len(tokens) > self._batched and follows and after <= self.decoder.config.max_len:
+        # a prompt may come in pieces of any size; without one of them those after it could not be fed
+        long = len(tokens) > self._batched or after < row.prompt_len
+        if long and follows and after <= self.decoder.config.max_len:
             if self.decoder.length(held.slot) > held.certain:
                 self.decoder.truncate(held.slot, held.certain)
             self._extend(row, held, tokens)

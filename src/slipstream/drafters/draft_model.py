@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -21,8 +22,8 @@ from slipstream.drafters.lookup import Lookup, LookupOptions
 from slipstream.types import Draft, Needs, RequestError, Rngs, Sequence
 
 _HINT = 6  # tokens of a hint
-_SHORT = 512  # tokens of a prompt that is read as it arrives where nobody says otherwise
 
+Array: TypeAlias = np.ndarray[Any, np.dtype[Any]]
 Waits = Callable[[Sequence], bool]
 GoOn = Callable[[Sequence, Seq[float]], bool]  # (row, probabilities of its drafted tokens) -> draft another
 
@@ -70,7 +71,7 @@ class DraftModel:
         self.vocab = vocab
         self.device = torch.device(device)
         self._go_on: GoOn | None = None
-        self._waits: Waits = lambda row: row.prompt_len > _SHORT
+        self._waits: Waits | None = None
         self._dropped = Dropped("draft model")
         self._cache = DraftCache(decoder, max_rows, ids)
         # hints are too short for longer matches to be of use
@@ -81,18 +82,17 @@ class DraftModel:
         """Drafts cut short because the logits were not finite."""
         return self._dropped.count
 
-    def steer(self, go_on: GoOn) -> None:
+    def steer(self, go_on: GoOn | None) -> None:
         """Ask `go_on` after each token of a greedy row whether to draft another; the budget stays the most."""
         self._go_on = go_on
 
-    def wait(self, waits: Waits) -> None:
+    def wait(self, waits: Waits | None) -> None:
         """Ask `waits` whether to leave a row's prompt unread for now; drafting for the row reads it."""
         self._waits = waits
 
     def propose(self, rows: list[Sequence], budget: list[int], rngs: Rngs) -> Draft:
         """Draft a chain of at most `budget[b]` tokens for each row; none past the draft model's context."""
-        room = self._cache.decoder.config.max_len
-        limits = [min(n, room - len(row.tokens)) for row, n in zip(rows, budget, strict=True)]
+        limits = [min(n, self.room(row)) for row, n in zip(rows, budget, strict=True)]
         work = Drawing(rows, limits, rngs, vocab=self.vocab, device=self.device)
         sure: dict[int, list[float]] = {}
 
@@ -120,8 +120,12 @@ class DraftModel:
         """Feed prompts at once, unless they are to wait. They and the few tokens of a round are left to `propose`,
         which feeds what is missing: for a short answer, reading a long prompt costs more than drafting saves."""
         for row, new in zip(rows, tokens, strict=True):
-            if not self._waits(row):
+            if self.room(row) > 0 and not (self._waits is not None and self._waits(row)):
                 self._cache.prefill(row, new)
+
+    def room(self, row: Sequence) -> int:
+        """Return how many tokens after the row's text fit into the draft model's context."""
+        return max(0, self._cache.decoder.config.max_len - len(row.tokens))
 
     def unread(self, row: Sequence) -> int:
         """Return how many tokens of the row's text would have to be fed before drafting."""
@@ -155,5 +159,10 @@ def _probabilities(logits: Tensor, tokens: Tensor) -> list[float]:
         return found
     with np.errstate(over="ignore"):  # beside a far likelier one its probability is 0
         # numpy is ten times as fast on one row
-        odds = [np.exp(row - row[at]).sum() for row, at in zip(logits.numpy(), tokens.tolist(), strict=True)]
-    return [1.0 / float(each) for each in odds]
+        odds = [_odds(row, at) for row, at in zip(logits.numpy(), tokens.tolist(), strict=True)]
+    return [1.0 / each for each in odds]
+
+
+def _odds(row: Array, at: int) -> float:
+    """Return one over the probability of a token; infinite for one that the model rules out and a processor let in."""
+    return float(np.exp(row - row[at]).sum()) if np.isfinite(row[at]) else float("inf")

@@ -20,7 +20,7 @@ Route = Callable[[Sequence], int]
 
 
 class Mixed:
-    """Drafters by turns. `route` may be set after building; without one the first drafter drafts for all rows."""
+    """Drafters by turns. Whose turn it is says the `route`, else always the first's."""
 
     def __init__(
         self, drafters: Seq[Drafter], route: Route | None = None, *, device: torch.device | str = "cpu"
@@ -30,7 +30,11 @@ class Mixed:
         taps = {tap for drafter in drafters for tap in drafter.needs.taps}
         self.needs = Needs(tuple(sorted(taps)), any(drafter.needs.tree for drafter in drafters))
         self.device = torch.device(device)
-        self.route: Route = route or (lambda _row: 0)
+        self.route: Route = route or _first
+
+    def lead(self, route: Route | None) -> None:
+        """Ask `route` from now on; None: the first drafter drafts for all rows."""
+        self.route = route or _first
 
     def propose(self, rows: list[Sequence], budget: list[int], rngs: Rngs) -> Draft:
         """Draft at most `budget[b]` nodes for each row, by the drafter whose turn it is."""
@@ -58,6 +62,10 @@ class Mixed:
         """Return the name of the drafter whose turn the round's draft of a row was."""
         turn = self.route(row)
         return self.drafters[turn].name if 0 <= turn < len(self.drafters) else self.name
+
+
+def _first(_row: Sequence) -> int:
+    return 0
 
 
 def _of(draft: Draft, which: list[int]) -> Draft:

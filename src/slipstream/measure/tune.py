@@ -170,7 +170,8 @@ def _fitted(
         spent += prefill
     room = max(0.0, each - spent) / len(kept) / profile.target(1, 1)
     tokens = int(max(LEAST_TOKENS, min(wanted, room)))
-    return kept, dataclasses.replace(params, max_tokens=min(wanted, tokens))
+    tokens = min(wanted, tokens)
+    return kept, dataclasses.replace(params, max_tokens=tokens, min_tokens=min(params.min_tokens, tokens))
 
 
 def _fixed(llm: LLM, part: Part, length: int) -> LLM:

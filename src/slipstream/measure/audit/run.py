@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from slipstream.build import hooks_of
 from slipstream.control.adaptive import AdaptiveBudget
 from slipstream.control.budget import FixedBudget
 from slipstream.measure.audit.certificate import Audit
@@ -61,18 +62,12 @@ def run_audit(llm: LLM, options: AuditOptions, say: Say = lambda what, n: None) 
 def _drafting(llm: LLM) -> Iterator[None]:
     engine, own = llm.engine, llm.engine.controller
     if isinstance(own, AdaptiveBudget):
-        engine.controller = own.always(llm.draft_tokens) if len(own.arms) > 1 else FixedBudget(llm.draft_tokens)
-        _route(engine.drafter, engine.controller)
+        alone = FixedBudget(llm.draft_tokens, hooks_of(engine.drafter))
+        engine.controller = own.always(llm.draft_tokens) if len(own.arms) > 1 else alone
     try:
         yield
     finally:
         engine.controller = own
-        _route(engine.drafter, own)
-
-
-def _route(drafter: Any, controller: Any) -> None:
-    if hasattr(drafter, "route") and hasattr(controller, "route"):
-        drafter.route = controller.route
 
 
 def _run_audit(llm: LLM, options: AuditOptions, say: Say) -> Audit:
