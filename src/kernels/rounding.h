@@ -15,11 +15,13 @@ namespace {
 
 constexpr float kNothing = 7.9e-31f;  // 2^-100
 
-// Copies one group of a row to v[32], zeros after the row's end.
-SLIPSTREAM_INLINE void read_group(const float* x, int cols, int group, float* v) {
-  int begin = group * 32, count = cols - begin < 32 ? cols - begin : 32;
-  std::memcpy(v, x + begin, sizeof(float) * count);
-  for (int i = count; i < 32; i++) v[i] = 0;
+// One group of a row: where it lies, or in `padded` with zeros after the row's end.
+SLIPSTREAM_INLINE const float* read_group(const float* x, int cols, int group, float* padded) {
+  const int begin = group * 32, count = cols - begin;
+  if (count >= 32) return x + begin;
+  std::memset(padded, 0, sizeof(float) * 32);
+  std::memcpy(padded, x + begin, sizeof(float) * count);
+  return padded;
 }
 
 SLIPSTREAM_INLINE float sum32(const float* v) {
@@ -41,22 +43,49 @@ SLIPSTREAM_INLINE void round_bf16_group(const float* v, uint16_t* out, float* su
   *sum = sum32(rounded);
 }
 
+typedef float Floats8 __attribute__((vector_size(32)));
+typedef int32_t Ints8 __attribute__((vector_size(32)));
+typedef uint32_t Words8 __attribute__((vector_size(32)));
+
 // factors: scale, scale times the sum of the codes, and as int32 where sums of products with weights raised by 128 begin.
 SLIPSTREAM_INLINE void round_byte_group(const float* v, int8_t* out, float* factors) {
-  float largest = 0, poison = 0;
-  for (int i = 0; i < 32; i++) {
-    float magnitude = std::fabs(v[i]);
-    largest = magnitude > largest ? magnitude : largest;
+  Floats8 x[4], most = {}, odd = {};  // odd: NaN where a value is not finite, else 0
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; i++) {
+    std::memcpy(&x[i], v + 8 * i, sizeof x[i]);
+    const Floats8 size = Floats8(Ints8(x[i]) & 0x7fffffff);
+    most = size > most ? size : most;
+    odd += x[i] * 0.0f;
   }
-  for (int i = 0; i < 32; i++) poison += v[i] * 0.0f;
-  bool usable = largest >= kNothing && poison == 0;
-  float inverse = usable ? 127 / largest : 0, scale = (usable ? largest / 127 : 0) + poison;
-  int32_t codes[32], total = 0;
-  // adding and taking away 1.5 * 2^23 rounds to the nearest integer, ties to even
-  for (int i = 0; i < 32; i++) codes[i] = usable ? static_cast<int32_t>((v[i] * inverse + 12582912.0f) - 12582912.0f) : 0;
-  for (int i = 0; i < 32; i++) total += codes[i];
-  for (int q = 0; q < 8; q++)
-    for (int b = 0; b < 4; b++) out[q * 4 + b] = static_cast<int8_t>(codes[q * 4 + layout::kQuad[b]]);
+  float largest = most[0], poison = odd[0];
+#pragma GCC unroll 8
+  for (int k = 1; k < 8; k++) {
+    largest = most[k] > largest ? most[k] : largest;
+    poison += odd[k];
+  }
+  const bool usable = largest >= kNothing && poison == 0;
+  const float scale = (usable ? largest / 127 : 0) + poison;
+  Ints8 codes[4] = {};
+  int32_t total = 0;
+  if (usable) {
+    const float inverse = 127 / largest;
+    // adding 1.5 * 2^23 rounds to the nearest integer, ties to even, which its bits then count from
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) codes[i] = Ints8(x[i] * inverse + layout::kStartValue) - layout::kStart;
+    const Ints8 sums = (codes[0] + codes[1]) + (codes[2] + codes[3]);
+#pragma GCC unroll 8
+    for (int k = 0; k < 8; k++) total += sums[k];
+  }
+  int32_t wide[32];
+  int8_t narrow[32];
+  Words8 quads;
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; i++) std::memcpy(wide + 8 * i, &codes[i], sizeof codes[i]);
+  for (int i = 0; i < 32; i++) narrow[i] = static_cast<int8_t>(wide[i]);
+  std::memcpy(&quads, narrow, sizeof quads);
+  static_assert(layout::kQuad[1] == 2 && layout::kQuad[2] == 1, "the middle two of a quad change places");
+  quads = (quads & 0xff0000ffu) | (quads >> 8 & 0xff00u) | (quads & 0xff00u) << 8;
+  std::memcpy(out, &quads, sizeof quads);
   factors[0] = scale;
   factors[1] = scale * static_cast<float>(total);
   const int32_t start = layout::kStart - 128 * total;
@@ -68,8 +97,8 @@ SLIPSTREAM_INLINE void round_tasks(const Rounding& job) {
   for (int task = job.first; task < job.last; task++) {
     int local = task / job.groups, group = task % job.groups, row = job.row + local;
     size_t place = static_cast<size_t>(row / 16) * job.groups + group;
-    float v[32];
-    read_group(job.x + static_cast<size_t>(local) * job.stride, job.cols, group, v);
+    float padded[32];
+    const float* v = read_group(job.x + static_cast<size_t>(local) * job.stride, job.cols, group, padded);
     float* factors = job.factors + place * layout::kFactors + row % 16 * layout::kRowFactors;
     if (kBytes)
       round_byte_group(v, reinterpret_cast<int8_t*>(job.values + place * layout::kByteRows) + row % 16 * 32, factors);

@@ -115,9 +115,10 @@ inline Vec set(float x) {
   SLIPSTREAM_EACH v.part[i] = all(x);
   return v;
 }
+// Part by part: as a whole, 16 bytes at a time would go through memory, which a wider read then has to wait for.
 inline Vec load(const float* p) {
   Vec v;
-  std::memcpy(&v, p, sizeof v);
+  SLIPSTREAM_EACH std::memcpy(&v.part[i], p + i * kLanes, sizeof v.part[i]);
   return v;
 }
 inline Vec load(const uint16_t* p) {  // bfloat16
@@ -139,7 +140,9 @@ inline Pairs load_pairs(const uint16_t* p) {
   }
   return v;
 }
-inline void store(float* p, const Vec& v) { std::memcpy(p, &v, sizeof v); }
+inline void store(float* p, const Vec& v) {
+  SLIPSTREAM_EACH std::memcpy(p + i * kLanes, &v.part[i], sizeof v.part[i]);
+}
 inline void store(uint16_t* p, const Vec& v) {  // bfloat16
   SLIPSTREAM_EACH {
     Halves h = narrowed(to_bfloat(v.part[i]));
