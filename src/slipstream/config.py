@@ -127,8 +127,11 @@ def _method(values: Mapping[str, Any]) -> str:
 def _model_spec(method: str, values: Mapping[str, Any]) -> str:
     model = values.get("model")
     if model is None:
-        if method == "draft_model":
-            raise RequestError("speculative_config method 'draft_model' needs a model: a folder or a catalogue name")
+        from slipstream.plugins import DRAFTERS
+
+        if method in DRAFTERS and DRAFTERS[method].path:
+            what = "a folder or a catalogue name" if method == "draft_model" else "a drafter's folder"
+            raise RequestError(f'speculative_config method {method!r} needs a model: add "model": PATH, {what}')
         return method
     if not isinstance(model, str) or not model:
         raise RequestError(f"speculative_config model must be a folder or a catalogue name, not {model!r}")
@@ -169,6 +172,8 @@ def choose(name: str, value: Any, choices: Iterable[str]) -> str:
 def unknown(what: str, value: Any, choices: Iterable[str]) -> RequestError:
     """Make the error for a name that does not exist: the nearest valid one first, then all of them."""
     valid = list(choices)
+    if not valid:
+        return RequestError(f"unknown {what} {value!r}: it has none")
     return RequestError(f"unknown {what} {value!r}{nearest(str(value), valid)}; available: {', '.join(valid)}")
 
 

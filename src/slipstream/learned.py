@@ -120,7 +120,7 @@ def make_drafter(algorithm: str, opened: Opened, wanted: Wanted) -> tuple[Drafte
     """Build the drafter of a checkpoint folder for a loaded target; return it and how many tokens it drafts."""
     from slipstream import models
 
-    found = read(models.resolve(wanted.path), opened)
+    found = read(models.resolve(wanted.path, what="drafter"), opened)
     config = found.config
     if config.algorithm != algorithm:
         raise RequestError(

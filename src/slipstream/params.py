@@ -28,6 +28,7 @@ ALIASES: Mapping[str, str] = {
     "logits_processor": "logits_processors",
 }
 _SPECIAL = ("do_sample", "top_logprobs")
+_NONE = {"max_tokens": ", or None (no limit)", "seed": ", or None", "logprobs": ", or None (not recorded)"}
 _NULLABLE = frozenset({"max_tokens", "seed", "logprobs", "logit_bias"})
 
 
@@ -84,14 +85,14 @@ LIMITS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
         f"a mapping of token ids (0 or more) to numbers from -{MAX_BIAS:g} to {MAX_BIAS:g}",
     ),
     "min_tokens": (_ints(0), "a whole number, 0 or more"),
-    "max_tokens": (_or_none(_ints(1)), "a whole number, 1 or more, or None (no limit)"),
+    "max_tokens": (_or_none(_ints(1)), "a whole number, 1 or more"),
     "stop": (_listed(_is_text), "a text or a list of texts, none of them empty"),
     "stop_token_ids": (_listed(_ints(0)), "a list of token ids, each 0 or more"),
     "include_stop_str_in_output": (_is_bool, "true or false"),
     "ignore_eos": (_is_bool, "true or false"),
     "n": (_ints(1), "a whole number, 1 or more"),
-    "seed": (_or_none(_ints(-(2**63), 2**63 - 1)), "a whole number of 64 bits with sign, or None"),
-    "logprobs": (_or_none(_ints(0, MAX_LOGPROBS)), f"a whole number from 0 to {MAX_LOGPROBS}, or None (not recorded)"),
+    "seed": (_or_none(_ints(-(2**63), 2**63 - 1)), "a whole number of 64 bits with sign"),
+    "logprobs": (_or_none(_ints(0, MAX_LOGPROBS)), f"a whole number from 0 to {MAX_LOGPROBS}"),
     "logits_processors": (_listed(callable), "a list of functions (prefix ids, row [V]) -> row [V]"),
 }
 
@@ -113,7 +114,7 @@ def check(params: SamplingParams) -> None:
     for name, (fits, works) in LIMITS.items():
         value = getattr(params, name)
         if not fits(value):
-            raise RequestError(f"{name}={_short(value)} cannot be used: give {works}")
+            raise RequestError(f"{name}={_short(value)} cannot be used: give {works}{_NONE.get(name, '')}")
     if params.max_tokens is not None and params.min_tokens > params.max_tokens:
         raise RequestError(
             f"min_tokens={params.min_tokens} is above max_tokens={params.max_tokens}: "

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PlugIn:
-    """One line of a table. `draft_tokens` is what a drafter drafts unless told, `most` what `auto` may go up to (0: as
-    many); `path`: its spec is `name:PATH`; `draws`: at temperature above 0 it samples its tokens; `learned`: a
-    checkpoint made for one target, read by `learned`."""
+    """One line of a table. `most` is what `--draft-tokens auto` may go up to (0: `draft_tokens`; for a learned drafter
+    its file comes first); `path`: its spec is `name:PATH`; `draws`: at temperature above 0 it samples its tokens;
+    `learned`: a checkpoint made for one target, read by `learned`."""
 
     summary: str
     make: Callable[..., Any]

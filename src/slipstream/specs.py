@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from slipstream.config import nearest
+from slipstream.config import nearest, unknown
 from slipstream.plugins import DRAFTERS, PLANNED
 from slipstream.types import RequestError
 
@@ -39,7 +39,24 @@ def parse_drafter(spec: str) -> DrafterChoice:
         return _mix(spec, parts)
     bare, options = _options_of(spec)
     choice = _choice(bare)
+    known = DRAFTERS[choice.name].options
+    for key in options:
+        if not known:
+            raise RequestError(f"drafter {spec!r}: {choice.name} has no options; leave out ?{key}={options[key]}")
+        if key not in known:
+            raise unknown(f"option of drafter {choice.name}", key, known)
     return replace(choice, options=options) if options else choice
+
+
+def check_places(spec: str) -> None:
+    """Refuse a drafter whose PATH is plainly a place on this machine and is not there, before a target is loaded."""
+    found = parse_drafter(spec)
+    for choice in found.parts or (found,):
+        path = Path(choice.path).expanduser()
+        local = choice.path.startswith(("/", ".", "~")) or choice.path.count("/") > 1 or path.suffix == ".gguf"
+        if local and not path.exists():
+            kind = "model" if choice.name == "draft_model" else "drafter"
+            raise RequestError(f"drafter {spec!r}: no such {kind} folder: {choice.path}")
 
 
 def _parts_of(spec: str) -> list[str]:

@@ -176,6 +176,8 @@ def test_a_wrong_output_has_no_speed_up_and_status_1(bench, monkeypatch: pytest.
         (["--temperature", "hot"], "temperature 'hot'"),
         (["--limit", "0"], "limit=0"),
         (["--against", "hf-assisted"], "needs a draft model"),
+        (["--against", "hf,hf-assisted", "--drafter", "lookup,auto"], "peer hf-assisted needs a draft model"),
+        (["--drafter", "lookup,eagle3:/no/such"], "no such drafter folder: /no/such"),
     ],
 )
 def test_wrong_requests_are_one_line(bench, argv: list[str], message: str) -> None:
@@ -184,6 +186,16 @@ def test_wrong_requests_are_one_line(bench, argv: list[str], message: str) -> No
     assert message in found.err
     assert found.out == ""
     assert len([line for line in found.err.strip().split("\n") if "error" not in line]) == 1
+
+
+@pytest.mark.parametrize("peer", ["hf-assisted", "llama-cpp", "llama-cpp-lookup"])
+def test_what_a_peer_lacks_is_said_before_anything_is_loaded(bench, monkeypatch: pytest.MonkeyPatch, peer: str) -> None:
+    monkeypatch.setattr(LLM, "__init__", lambda *a, **k: pytest.fail("loaded"))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    found = bench("--against", f"hf,{peer}")
+    assert found.status == 2
+    assert f"peer {peer} " in found.err
+    assert len(found.err.splitlines()) == 1
 
 
 def test_what_does_not_fit_says_so_before_anything_is_measured(bench, tmp_path: Path) -> None:

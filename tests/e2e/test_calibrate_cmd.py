@@ -76,7 +76,7 @@ def test_wrong_requests_are_one_line_and_write_nothing(calibrate, made, model: P
     wrong = {
         "only dspark": (str(made["dflash"]), out),
         "must be at least 2": (drafter, out, "--prompts", "1"),
-        "max_tokens": (drafter, out, "--max-tokens", "0"),
+        "--max-tokens 0 cannot be used": (drafter, out, "--max-tokens", "0"),
         "is a folder": (drafter, tmp_path),
         "no folder": (drafter, tmp_path / "nowhere" / "t.json"),
         "suite": (drafter, out, "--suite", "nothing"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import signal
 
@@ -29,10 +30,10 @@ WRONG = {
     "drafter folder missing": (["--drafter", "draft_model:/no/such"], ["/no/such"]),
     "bare path missing": (["--drafter", "/no/such"], ["/no/such"]),
     "negative temperature": (["--temperature", "-1"], ["temperature", "-1"]),
-    "top_p above 1": (["--top-p", "1.5"], ["top_p", "1.5"]),
+    "top_p above 1": (["--top-p", "1.5"], ["--top-p", "1.5"]),
     "top_p not a number": (["--top-p", "x"], ["--top-p", "x"]),
     "n 0": (["--n", "0"], ["n", "0"]),
-    "max_tokens 0": (["--max-tokens", "0"], ["max_tokens", "0"]),
+    "max_tokens 0": (["--max-tokens", "0"], ["--max-tokens 0", "1 or more"]),
     "verify": (["--verify", "fast"], ["--verify", "fast", "chain"]),
     "dtype": (["--dtype", "float8"], ["--dtype", "float8"]),
     "device": (["--device", "abacus"], ["device", "abacus"]),
@@ -53,6 +54,18 @@ WRONG = {
     "speculative config twice": (["--speculative-config", '{"method": "ngram"}', "--drafter", "none"], ["--drafter"]),
     "prompt file": (["--prompt-file", "/no/such"], ["/no/such"]),
     "messages file": (["--messages", "/no/such"], ["/no/such"]),
+    "empty drafter": (["--drafter", ""], ["drafter ''", "lookup"]),
+    "options of a drafter without": (["--drafter", "none?x=1"], ["none has no options", "x=1"]),
+    "option of a drafter": (["--drafter", "lookup?max_ngrm=4"], ["max_ngrm", "did you mean 'max_ngram'"]),
+    "learned drafter missing": (["--drafter", "eagle3:/no/such"], ["no such drafter folder: /no/such"]),
+    "part of a mix missing": (["--drafter", "lookup+dflash:/no/such"], ["no such drafter folder: /no/such"]),
+    "speculative config without a model": (["--speculative-config", '{"method": "eagle3"}'], ['add "model": PATH']),
+    "speculative config with a missing model": (
+        ["--speculative-config", '{"method": "eagle3", "model": "/no/such"}'],
+        ["no such drafter folder: /no/such"],
+    ),
+    "rule without drafts": (["--drafter", "none", "--verify", "block"], ["--verify block has no effect"]),
+    "rule without draft tokens": (["--draft-tokens", "0", "--verify", "tree"], ["--verify tree has no effect"]),
     "second argument": (["more"], ["more"]),
 }
 
@@ -61,6 +74,20 @@ WRONG = {
 def test_wrong_option_is_one_line(cli, tiny, name):
     extra, words = WRONG[name]
     one_line(cli("generate", "--model", str(tiny), PROMPT, *extra), 2, *words)
+
+
+@pytest.mark.parametrize("option", ["--max-tokens", "--logprobs", "--seed"])
+def test_what_only_python_has_is_not_named(cli, tiny, option):
+    value = str(-(2**70))
+    done = cli("generate", "--model", str(tiny), PROMPT, option, value)
+    one_line(done, 2, f"{option} {value} cannot be used")
+    assert "None" not in done.err
+    one_line(cli("tune", "--max-tokens", "-1"), 2, "--max-tokens -1 cannot be used: give a whole number, 1 or more")
+
+
+def test_a_greedy_request_may_name_what_greedy_ignores_and_plain_decoding_its_noise(generate):
+    assert generate(PROMPT, "--top-p", "0.5", "--max-tokens", "2").status == 0
+    assert generate(PROMPT, "--drafter", "none", "--verify", "coupled", "--max-tokens", "2").status == 0
 
 
 @pytest.mark.parametrize("value", ["-1", "2.5", '"3"', "true", "null"])
@@ -110,6 +137,42 @@ def test_truncated_weights(cli, tiny, tmp_path):
     one_line(cli("generate", "--model", str(broken), PROMPT), 3, "safetensors")
     (broken / "config.json").write_text("{")
     one_line(cli("generate", "--model", str(broken), PROMPT), 3, "config.json")
+
+
+def test_a_damaged_config_is_named_whatever_else_is_missing(cli, tiny, tmp_path):
+    broken = shutil.copytree(tiny, tmp_path / "broken")
+    (broken / "tokenizer.json").unlink()
+    for text, words in (("{", "is not valid JSON"), ("[]", "must hold a JSON object"), ("\xff", "is not valid")):
+        (broken / "config.json").write_bytes(text.encode("latin-1"))
+        one_line(cli("generate", "--model", str(broken), PROMPT), 3, "broken/config.json", words)
+    one_line(cli("generate", "--model", str(tiny), "--drafter", f"draft_model:{broken}", PROMPT), 3, "config.json")
+
+
+@pytest.mark.parametrize("tokenizer", [True, False])
+def test_an_unknown_model_type_is_one_line(cli, tiny, tmp_path, tokenizer):
+    other = shutil.copytree(tiny, tmp_path / "other")
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(config | {"model_type": "foo"}))
+    if not tokenizer:
+        (other / "tokenizer.json").unlink()
+    for target in ("auto", "hf", "native"):
+        done = cli("generate", "--model", str(other), "--target", target, PROMPT)
+        one_line(done, 2, "model_type 'foo' is not known; known: llama")
+    shown = cli("info", str(other))
+    assert shown.status == 0
+    assert "model_type 'foo' is not known" in shown.out
+
+
+@pytest.mark.parametrize("below", ["", "/models"])
+def test_a_home_that_is_a_file_names_the_variable(cli, tmp_path, monkeypatch, below):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("SLIPSTREAM_HOME", f"{tmp_path}/file{below}")
+    one_line(cli("generate", "hi"), 2, f"SLIPSTREAM_HOME={tmp_path}/file{below}", "is a file")
+
+
+def test_a_drafter_that_is_not_there_is_called_one(cli, tiny):
+    one_line(cli("doctor", "/no/such", "--model", str(tiny)), 2, "drafter '/no/such'")
+    one_line(cli("convert", "/no/such", "out", "--to", "zlab"), 2, "drafter '/no/such'")
 
 
 def test_debug_shows_the_traceback(cli):

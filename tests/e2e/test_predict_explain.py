@@ -8,7 +8,22 @@ import sys
 
 import pytest
 
+from slipstream.measure.suites import KNOWN
+
 TEXT = "the cat sat on the mat and the dog sat on the log. one two three four five. "
+
+NUMBERS = ("--alpha", "0.8", "--cost-ratio", "0.1")
+IDLE_BESIDE_NUMBERS = (
+    "--quantize",
+    "--top-k",
+    "--stop",
+    "--temperature",
+    "--seed",
+    "--max-tokens",
+    "--count",
+    "--drafter",
+)
+IDLE_BESIDE_TEXT = ("--count", "--task", "--max-tokens", "--stop", "--seed")
 
 
 def test_numbers_need_no_model_and_no_torch():
@@ -44,6 +59,14 @@ def test_numbers_as_json_and_as_a_page(cli, tmp_path):
         (("--alpha", "0.8", "--cost-ratio", "0.1", "--check"), "--check has no effect"),
         (("--acceptance", "0.8;0.7", "--cost-ratio", "0.1"), "separated by commas"),
         (("--tokens-per-round", "0.8", "--cost-ratio", "0.1", "--draft-tokens", "2"), "below 1"),
+        *(((*NUMBERS, option, "1"), f"{option} has no effect without") for option in IDLE_BESIDE_NUMBERS),
+        ((*NUMBERS, "--verify", "block"), "--verify has no effect without --text or --suite"),
+        ((*NUMBERS, "--model", "smollm2-135m-instruct"), "--model has no effect"),
+        *((("--text", "x", option, "2"), f"{option} has no effect with --text") for option in IDLE_BESIDE_TEXT),
+        (("--suite", "demo", "--logprobs", "1"), "--logprobs has no effect"),
+        (("--suite", "demo", "--n", "2"), "--n has no effect"),
+        (("--suite", "demo", "--count", "0"), "--count 0 must be at least 1"),
+        (("--suite", "demo", "--count", "-3"), "--count -3 must be at least 1"),
         (("--text", "/no/such/file"), "cannot be read"),
         (("--text", "x", "--cost-ratio", "0.1"), "costs are measured"),
         (("--alpha", "0.8", "--cost-ratio", "0.1", "--report", "/no/such/folder/x.html"), "cannot be written"),
@@ -66,6 +89,7 @@ def test_predict_from_a_text(cli, tiny, tmp_path):
     assert found.json["low"] <= found.json["speedup"] <= found.json["high"]
     assert found.json["curve"][3]["tokens_per_round"] > 2
     assert found.json["detail"]["own_text"] is False
+    assert found.json["record"]["versions"]["slipstream"]
     assert "90 %" in page.read_text()
 
 
@@ -78,6 +102,31 @@ def test_predict_from_prompts_and_check(cli, tiny, other, tmp_path):
     assert "measured:" in found.out
     assert "the predicted interval" in found.out
     assert "written by the model" in found.out
+    assert "record: revision" in found.out
+    config = json.dumps({"method": "draft_model", "model": str(other), "num_speculative_tokens": 3})
+    argv = ("predict", "--model", str(tiny), "--dtype", "float32", "--suite", str(file), "--speculative-config", config)
+    as_json = cli(
+        *argv, "--max-tokens", "12", "--ignore-eos", "--temperature", "1", "--count", "2", "--check", "--json"
+    )
+    assert as_json.status == 0, as_json.err
+    assert as_json.json["detail"]["texts"] == 2
+    assert as_json.json["draft_tokens"] == 3
+    assert {"argv", "versions", "cpu", "model_hash", "drafter_hash", "prompts_hash"} <= set(as_json.json["record"])
+    assert as_json.json["record"]["drafter_hash"]
+    assert as_json.json["check"]["low"] <= as_json.json["check"]["measured"]
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [("predict", "--suite", "nope"), ("predict", "--suite", "demo", "--task", "nope"), ("tune", "--suite", "nope")],
+)
+def test_a_wrong_suite_or_task_is_an_error_before_anything_is_loaded(cli, monkeypatch, argv):
+    monkeypatch.setattr("slipstream.llm.LLM.__init__", lambda *a, **k: pytest.fail("loaded"))
+    found = cli(*argv)
+    assert found.status == 2
+    assert f"unknown {argv[-2].removeprefix('--')} 'nope'" in found.err
+    if argv[-2] == "--suite":
+        assert KNOWN in found.err
 
 
 def test_explain_writes_a_page_and_a_summary(cli, tiny, other, tmp_path):
@@ -96,7 +145,13 @@ def test_explain_writes_a_page_and_a_summary(cli, tiny, other, tmp_path):
 
 @pytest.mark.parametrize(
     ("argv", "words"),
-    [(("a", "--n", "2"), "one generation"), (("a", "--max-tokens", "9999"), "512 or less"), ((), "no prompt given")],
+    [
+        (("a", "--logprobs", "2"), "--logprobs has no effect in explain"),
+        (("a", "--drafter", "none", "--verify", "chain"), "--verify chain has no effect"),
+        (("a", "--n", "2"), "one generation"),
+        (("a", "--max-tokens", "9999"), "512 or less"),
+        ((), "no prompt given"),
+    ],
 )
 def test_explain_refuses_what_no_page_can_hold(cli, argv, words):
     found = cli("explain", *argv)

@@ -24,7 +24,7 @@ def test_tune_prints_a_table_and_stores_what_it_found(cli, tiny, other, suite, t
     argv += ("--max-tokens", "20", "--drafter", f"lookup+draft_model:{other}")
     found = cli(*argv)
     assert found.status == 0, found.err
-    for words in ("plain", "lookup", "draft_model", "auto", "predicted", "measured"):
+    for words in ("plain", "lookup", "draft_model", "auto", "predicted", "measured", "record: revision"):
         assert words in found.out
     (file,) = (tmp_path / "profiles").iterdir()
     rates = json.loads(file.read_text())["profile"]["rates"]
@@ -35,6 +35,9 @@ def test_tune_prints_a_table_and_stores_what_it_found(cli, tiny, other, suite, t
     assert as_json["auto"]["speed_up"]["low"] <= as_json["auto"]["speed_up"]["value"]
     assert all(line["predicted"] > 0 for line in as_json["lines"])
     assert as_json["same_texts"]
+    assert {"argv", "revision", "versions", "cpu", "model_hash", "drafter_hash", "prompts_hash"} <= set(
+        as_json["record"]
+    )
 
 
 def test_nothing_to_tune(cli, tiny):

@@ -9,7 +9,7 @@ import pytest
 
 from slipstream import LLM, SamplingParams, WorkError
 from slipstream.measure import bench_peers
-from slipstream.measure.bench_peers_text import NAMES, Measured, page
+from slipstream.measure.bench_peers_text import NAMES, Measured, drawn, page
 from slipstream.measure.peers.worker import Setup, Worker
 from slipstream.measure.results import Results
 from slipstream.measure.suites import Suite
@@ -126,6 +126,79 @@ def test_drawing_needs_measurements_and_puts_them_between_the_markers(tmp_path: 
         assert "old" not in text
     (tmp_path / "README.md").write_text("no markers")
     assert bench_peers.main(argv) == 3
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A checkout whose docs show all there is of both models, and a file of measurements that holds nothing yet."""
+    (tmp_path / "docs").mkdir()
+    suite = bench_peers.load_suite("peers")
+    found = []
+    for model in bench_peers.MODELS:
+        own = bench_peers._runners(model, tuple(bench_peers.ENGINES))
+        about, _, line = lines({name: 1.0 for each in own.values() for name in each})[:3]
+        found.append(Measured(model, suite, 10, [about, *({**line, "prompt": p.id} for p in suite.prompts)]))
+    for name in bench_peers.PAGES:
+        (tmp_path / name).write_text(f"above\n{bench_peers.BEGIN}\n{page(found)}\n{bench_peers.END}\nbelow\n")
+    return tmp_path
+
+
+def run_docs(checkout: Path, *argv: str) -> int:
+    return bench_peers.main(["--output", str(checkout / "r.jsonl"), "--docs", str(checkout), *argv])
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--models", bench_peers.MODELS[0]], f"{bench_peers.MODELS[1]} would go"),
+        (["--engines", "slipstream,hf"], "would lose llama.cpp plain, llama.cpp, its prompt lookup"),
+        (["--limit", "3"], "would have 3 prompts, not 30"),
+    ],
+)
+def test_tables_are_not_replaced_by_less(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], argv: list[str], words: str
+) -> None:
+    monkeypatch.setattr(bench_peers, "measure", lambda *a: pytest.fail("measured"))
+    before = [(checkout / name).read_text() for name in bench_peers.PAGES]
+    assert run_docs(checkout, *argv) == 2
+    said = capsys.readouterr().err
+    assert words in said
+    assert len(said.splitlines()) == 1
+    assert [(checkout / name).read_text() for name in bench_peers.PAGES] == before
+
+
+def test_without_an_engine_the_docs_keep_their_tables_and_say_why(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "llama_cpp" else name)
+
+    def measure(args: Any, suite: Suite, model: str, results: Results) -> None:
+        for line in lines({name: s for name, s in SECONDS.items() if name != "llama-cpp"}):
+            results.append(line | ({"prompt": suite.prompts[0].id} if "prompt" in line else {}))
+
+    monkeypatch.setattr(bench_peers, "measure", measure)
+    before = [(checkout / name).read_text() for name in bench_peers.PAGES]
+    assert run_docs(checkout) == 0
+    shown = capsys.readouterr()
+    assert "llama-cpp is not installed: the docs keep their tables" in shown.err
+    assert "slipstream plain" in shown.out
+    assert [(checkout / name).read_text() for name in bench_peers.PAGES] == before
+    assert run_docs(checkout, "--draw") == 2  # the file itself holds less
+    assert "would lose llama.cpp plain" in capsys.readouterr().err
+    assert [(checkout / name).read_text() for name in bench_peers.PAGES] == before
+
+
+def test_the_docs_of_this_checkout_are_read_as_they_were_drawn() -> None:
+    root = Path(__file__).parents[2]
+    for name in bench_peers.PAGES:
+        found = drawn(bench_peers._section(root / name)[1])
+        assert set(found) == set(bench_peers.MODELS), name
+        for model, one in found.items():
+            wanted = {
+                NAMES[r] for each in bench_peers._runners(model, tuple(bench_peers.ENGINES)).values() for r in each
+            }
+            assert one.engines == wanted
+            assert one.prompts == 30
 
 
 def test_engines_may_be_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

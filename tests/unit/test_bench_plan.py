@@ -35,6 +35,12 @@ def test_names_are_short_and_differ() -> None:
     assert plan(choices=choices[:3]).names[2] == "draft_model:m 4"
 
 
+def test_peers_are_given_the_first_draft_model_only() -> None:
+    choices = [Choice("lookup"), Choice("eagle3:/e"), Choice("lookup+draft_model:/a", 4), Choice("draft_model:/b")]
+    assert plan(choices=choices).draft_model == "/a"
+    assert plan(choices=choices[:2]).draft_model == ""
+
+
 @pytest.mark.parametrize(("specs", "lengths"), [("none", "auto"), ("lookup,none", "4"), ("lookup", "0")])
 def test_plain_decoding_is_not_a_drafter_to_compare(specs: str, lengths: str) -> None:
     with pytest.raises(RequestError, match="plain decoding is measured in every run"):

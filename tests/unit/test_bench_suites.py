@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from slipstream import RequestError
-from slipstream.measure.suites import Suite, load_suite, read_suite
+from slipstream.measure.suites import KNOWN, SUITES, Suite, load_suite, read_suite
 from slipstream.measure.workloads import Prompt
 
 
@@ -34,6 +34,25 @@ def test_peers_has_ten_prompts_of_each_kind() -> None:
         ("chat", 10),
     ]
     assert len({p.messages[-1]["content"] for p in suite.prompts}) == 30
+
+
+@pytest.mark.parametrize("name", SUITES)
+def test_every_shipped_suite_is_loaded_by_name(name: str) -> None:
+    suite = load_suite(name)
+    assert suite.name == name
+    assert suite.prompts
+    assert name in KNOWN
+    if name in ("grounded", "free"):
+        assert suite.tasks == [name]
+
+
+def test_an_unknown_suite_lists_all_and_an_unknown_task_its_own() -> None:
+    with pytest.raises(RequestError, match="available: demo, peers, grounded, free, or the path of a JSONL file"):
+        load_suite("nope")
+    assert load_suite("demo").of_task("code").tasks == ["code"]
+    assert load_suite("demo").of_task(None) == load_suite("demo")
+    with pytest.raises(RequestError, match="unknown task 'cod'"):
+        load_suite("demo").of_task("cod")
 
 
 def test_spec_bench_lines_give_category_id_and_first_turn(tmp_path: Path) -> None:

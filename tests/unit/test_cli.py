@@ -9,12 +9,13 @@ import warnings
 
 import pytest
 
-from slipstream.cli import COMMANDS, main
+from slipstream.cli import COMMANDS, PLANNED, main
 from slipstream.cli.options import Parser
 from slipstream.cli.paint import RESET, Painter
 from slipstream.cli.trace import Tracer
 from slipstream.engine.engine import RoundTrace
 from slipstream.measure.certify import Certificate, judge
+from slipstream.measure.suites import KNOWN
 from slipstream.types import SamplingParams, Sequence
 
 
@@ -48,9 +49,55 @@ def test_help_lists_only_commands_that_exist(capsys):
     shown = capsys.readouterr().out
     for name in COMMANDS:
         assert f"  {name} " in shown
-    for later in {"serve", "bench", "tune", "audit"} - set(COMMANDS):
-        assert later not in shown
-        assert main([later]) == 2
+
+
+@pytest.mark.parametrize("argv", [["serve"], ["train", "eagle3"], ["help", "serve"], ["serve", "--help"]])
+def test_a_planned_command_says_that_it_is_planned(argv, capsys):
+    assert set(PLANNED).isdisjoint(COMMANDS)
+    assert main(argv) == 2
+    shown = capsys.readouterr()
+    name = argv[-1] if argv[0] == "help" else argv[0]
+    assert shown.err == f"slipstream: command '{name}' is not available yet; available: {', '.join(COMMANDS)}\n"
+    assert shown.out == ""
+
+
+def test_help_as_a_word(capsys):
+    assert main(["help"]) == 0
+    overview = capsys.readouterr().out
+    assert "slipstream COMMAND" in overview
+    for name in COMMANDS:
+        assert main(["help", name]) == 0
+        shown = capsys.readouterr().out
+        assert main([name, "--help"]) == 0
+        assert capsys.readouterr().out == shown != overview
+    assert main(["help", "genrate"]) == 2
+    assert "did you mean 'generate'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens"), [("generate", 256), ("chat", 256), ("audit", 256), ("explain", 32), ("predict", 128)]
+)
+def test_help_names_the_defaults_of_the_command(name, tokens, capsys):
+    assert main([name, "--help"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"end after this many tokens ({tokens})" in shown
+    assert "most tokens drafted per round; 0: off (auto)" in shown
+
+
+@pytest.mark.parametrize("name", ["bench", "tune", "predict", "doctor", "calibrate"])
+def test_every_help_lists_the_same_suites(name, capsys):
+    assert main([name, "--help"]) == 0
+    assert KNOWN in " ".join(capsys.readouterr().out.split())
+
+
+def test_what_was_given_is_noted_in_order_a_default_included():
+    parser = Parser(prog="x")
+    parser.add_argument("prompt", nargs="*")
+    parser.add_argument("--seed", default="1")
+    parser.add_argument("--top-k", "-k", default="2")
+    assert parser.parse_args(["-k", "2", "a", "--seed=1"]).given == ("top_k", "seed")
+    assert parser.parse_args([]).given == ()
+    assert parser.parse_args(["--", "--seed"]).given == ()
 
 
 def test_a_warning_is_one_line_said_once_and_python_gets_its_own_way_back(monkeypatch, capsys):

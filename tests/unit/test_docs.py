@@ -55,6 +55,19 @@ def test_the_drafter_table_has_every_drafter_and_no_empty_cell() -> None:
     assert all(len(row) == len(head) and all(row) for row in rows)
 
 
+def test_the_drafter_table_has_every_option_with_its_default_and_the_length_that_auto_goes_up_to() -> None:
+    head, *rows = table_below(reference(), "Drafters")
+    options, most = head.index("options and defaults"), head.index("most per round")
+    said = {re.findall(r"`(\w+)", row[0])[0]: row for row in rows}
+    for name, plug in build.DRAFTERS.items():
+        named = [word.partition("=")[0] for word in re.findall(r"`([^`]+)`", said[name][options])]
+        assert tuple(named) == plug.options, name
+        assert said[name][most].endswith(str(plug.most or plug.draft_tokens)), name
+    assert "`max_ngram=8`" in said["lookup"][options]
+    assert "`head_ids=65536`" in said["draft_model"][options]
+    assert (said["lookup"][most], said["draft_model"][most]) == ("15", "8")
+
+
 def test_the_table_of_layouts_says_what_is_read_and_written() -> None:
     head, *rows = table_below(reference(), "Layouts of learned drafters")
     assert head == ["layout", *learned.ALGORITHMS]

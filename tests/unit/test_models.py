@@ -258,6 +258,11 @@ def test_local_folders(tmp_path: Path) -> None:
         models.resolve(tmp_path)
     (tmp_path / "config.json").write_text("{}")
     assert models.resolve(str(tmp_path)) == tmp_path
+    with pytest.raises(RequestError, match="drafter '/no/such': no such folder"):
+        models.resolve("/no/such", what="drafter")
+    (tmp_path / "config.json").write_text('{"model_type": "llama",')
+    with pytest.raises(WorkError, match=r"config\.json is not valid JSON"):
+        models.resolve(tmp_path)
     with pytest.raises(RequestError, match="no such folder"):
         models.resolve(tmp_path / "a" / "b")
 
@@ -296,6 +301,8 @@ def test_a_hub_id_without_network_is_one_line(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(WorkError, match="'some/model': not in the local hub cache") as caught:
         models.resolve("some/model")
     assert "\n" not in str(caught.value)
+    assert "route" not in str(caught.value)
+    assert "Error" not in str(caught.value)
 
 
 def test_a_hub_id_in_the_local_cache_needs_no_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,8 +335,11 @@ def test_every_wheel_is_pinned() -> None:
 def test_unwritable_home_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("SLIPSTREAM_HOME", str(tmp_path / "file"))
+    with pytest.raises(RequestError, match=rf"^SLIPSTREAM_HOME={tmp_path}/file: .* is a file"):
+        store.models_dir()
+    monkeypatch.setenv("SLIPSTREAM_HOME", str(tmp_path))
     with pytest.raises(WorkError, match="toy: Not a directory"):
-        store.build_folder(store.models_dir() / "toy", lambda work: None)
+        store.build_folder(tmp_path / "file" / "models" / "toy", lambda work: None)
 
 
 def test_finding_a_model_and_its_tokenizer_imports_no_framework(tmp_path: Path, home: Path) -> None:

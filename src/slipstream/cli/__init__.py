@@ -30,6 +30,7 @@ COMMANDS = {
     "models": ("slipstream.cli.models_cmd", "list, pull and locate models of the catalogue"),
     "info": ("slipstream.cli.info", "describe this machine, a model or a drafter"),
 }
+PLANNED = ("serve", "train")
 DONE, FAILED, WRONG, UNFINISHED, INTERRUPTED = 0, 1, 2, 3, 130
 
 
@@ -71,7 +72,9 @@ def _guarded(words: list[str], debug: bool) -> int:
 def _dispatch(words: list[str]) -> int:
     if not words:
         raise RequestError(f"no command given; available: {', '.join(COMMANDS)}; see 'slipstream --help'")
-    if words[0] in ("-h", "--help", "help") and len(words) == 1:
+    if words[0] == "help" and len(words) > 1 and not words[1].startswith("-"):
+        words = [words[1], "--help", *words[2:]]
+    if words[0] in ("-h", "--help", "help"):
         print(_overview())
         return DONE
     if words[0] == "--version":
@@ -80,10 +83,12 @@ def _dispatch(words: list[str]) -> int:
         print(f"slipstream {__version__}")
         return DONE
     name, rest = words[0], words[1:]
+    if name in PLANNED:
+        raise RequestError(f"command {name!r} is not available yet; available: {', '.join(COMMANDS)}")
     if name not in COMMANDS:
         from slipstream.config import unknown
 
-        raise unknown("option" if name.startswith("-") else "command", name, [*COMMANDS, "--help", "--version"])
+        raise unknown("option" if name.startswith("-") else "command", name, [*COMMANDS, "help", "--help", "--version"])
     return _run(importlib.import_module(COMMANDS[name][0]), name, rest)
 
 
@@ -103,7 +108,8 @@ def _run(module: Any, name: str, rest: list[str]) -> int:
 def _overview() -> str:
     lines = ["usage: slipstream COMMAND [options]", "", "Lossless speculative decoding of language models.", ""]
     lines += [f"  {name:<10} {summary}" for name, (_, summary) in COMMANDS.items()]
-    lines += ["", "'slipstream COMMAND --help' lists a command's options; --debug shows tracebacks; --version."]
+    lines += ["", "'slipstream COMMAND --help' or 'slipstream help COMMAND' lists a command's options;"]
+    lines += ["'--debug' with any command shows tracebacks; 'slipstream --version' the version"]
     lines += ["exit status: 0 done, 1 a check failed, 2 wrong request, 3 could not be finished"]
     return "\n".join(lines)
 

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from slipstream.cli import options
 from slipstream.measure.report_file import check_writable, write_whole
-from slipstream.types import RequestError, SamplingParams
+from slipstream.types import RequestError
 
 if TYPE_CHECKING:
     from slipstream.measure.audit import Audit
+    from slipstream.types import SamplingParams
 
 TOKENS, QUICK_TOKENS, LEAST_TOKENS = 6000, 1000, 100
 _IDLE = ("n", "logprobs", "stop")
@@ -46,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     for name in _IDLE:
         if name in given:
             raise RequestError(f"--{name} has no effect in an audit; leave it out")
-    params = SamplingParams(**given)
+    params = options.sampling_params(given)
     tokens = args.tokens if args.tokens is not None else (QUICK_TOKENS if args.quick else TOKENS)
     if tokens < LEAST_TOKENS:
         raise RequestError(f"--tokens {tokens} is too few to test anything; give at least {LEAST_TOKENS}")

@@ -27,9 +27,10 @@ _SHARED = ("top_p", "top_k", "min_p", "ignore_eos")
 def declare(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     from slipstream.measure.peers import PEERS
+    from slipstream.measure.suites import KNOWN
 
     group = parser.add_argument_group("what is measured")
-    group.add_argument("--suite", default="demo", metavar="demo|PATH", help="shipped prompts, or a JSONL file (demo)")
+    group.add_argument("--suite", default="demo", metavar="NAME", help=f"prompts: {KNOWN} (%(default)s)")
     group.add_argument("--limit", type=int, metavar="N", help="at most N prompts, taken from the tasks in turn")
     group.add_argument("--drafter", default="auto", metavar="SPEC,...", help="drafters to compare (%(default)s)")
     group.add_argument("--draft-tokens", default="auto", metavar="N,...", help="draft lengths to compare, or auto")
@@ -86,11 +87,12 @@ def plan_of(args: argparse.Namespace) -> Plan:
     from slipstream.measure.bench_plan import Plan, choices_of, numbers_of
     from slipstream.measure.peers import parse_peers
     from slipstream.measure.suites import load_suite
+    from slipstream.specs import check_places
 
     drafters = [build.parse_drafter(spec).name if spec.strip() == "auto" else spec for spec in args.drafter.split(",")]
     choices = choices_of(",".join(drafters), args.draft_tokens)
     for choice in choices:
-        build.parse_drafter(choice.spec)  # a wrong name is an error before anything is loaded
+        check_places(choice.spec)  # a wrong name is an error before anything is loaded
     return Plan(
         suite=load_suite(args.suite).limited(args.limit),
         choices=choices,

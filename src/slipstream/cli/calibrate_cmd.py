@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from slipstream.cli import options
 from slipstream.cli.options import progress_bar, say
+from slipstream.measure.suites import KNOWN
 from slipstream.types import RequestError
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", required=True, metavar="FILE", help="where to write the temperatures")
     options.add_model_options(parser)
     group = parser.add_argument_group("text")
-    group.add_argument("--suite", default="demo", metavar="NAME", help="prompts: demo, or a JSONL file (%(default)s)")
+    group.add_argument("--suite", default="demo", metavar="NAME", help=f"prompts: {KNOWN} (%(default)s)")
     group.add_argument("--prompts", type=int, default=PROMPTS, metavar="N", help="prompts answered (%(default)s)")
     group.add_argument("--max-tokens", type=int, default=TOKENS, metavar="N", help="of each answer (%(default)s)")
     group.add_argument("--temperature", type=float, default=0.0, metavar="X", help="0: greedy (%(default)s)")
@@ -46,11 +47,10 @@ def run(args: argparse.Namespace) -> int:
     from slipstream.llm import LLM
     from slipstream.measure.calibrate import ROWS, calibrate, check
     from slipstream.measure.suites import load_suite
-    from slipstream.types import SamplingParams
 
-    params = SamplingParams(temperature=args.temperature, max_tokens=args.max_tokens, seed=args.seed)
-    folder = models.resolve(args.drafter.removeprefix("dspark:"))
+    params = options.sampling_params({name: getattr(args, name) for name in ("temperature", "seed", "max_tokens")})
     prompts = load_suite(args.suite).limited(args.prompts).prompts
+    folder = models.resolve(args.drafter.removeprefix("dspark:"), what="drafter")
     llm = LLM(drafter="none", max_rows=ROWS, **options.target_options(args))
     found = read_drafter(folder, learned.facts_of(llm.opened))
     check(found)

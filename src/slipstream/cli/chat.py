@@ -13,10 +13,11 @@ from slipstream.cli import options
 from slipstream.cli.generate import open_llm, sample_json, say_notes, stats_line
 from slipstream.cli.options import say
 from slipstream.cli.paint import Painter
-from slipstream.types import RequestError, SamplingParams
+from slipstream.types import RequestError
 
 if TYPE_CHECKING:
     from slipstream.llm import LLM, Completion
+    from slipstream.types import SamplingParams
 
 HELP = "/help this list   /reset forget the conversation   /stats of the whole session   /quit leave (or Ctrl-D)"
 
@@ -34,7 +35,8 @@ def declare(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command and return its exit status."""
-    params = SamplingParams(**options.sampling_options(args))
+    params = options.sampling_params(options.sampling_options(args))
+    options.check_verify(args)
     if params.n != 1 or params.logprobs is not None:
         raise RequestError("--n and --logprobs have no effect in chat; use generate")
     llm = open_llm(args)

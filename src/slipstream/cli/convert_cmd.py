@@ -64,7 +64,7 @@ def drafter_folder(name: str) -> Path:
     from slipstream import models
 
     local = Path(name).expanduser()
-    return local if local.is_dir() and name not in models.CATALOGUE else models.resolve(name)
+    return local if local.is_dir() and name not in models.CATALOGUE else models.resolve(name, what="drafter")
 
 
 def target_folder(name: str) -> TargetFolder:

@@ -17,10 +17,12 @@ from slipstream.cli.options import Parser
 from slipstream.sampling.laws import __doc__ as order
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference.md"
-_OPTIONS = {"lookup": "slipstream.drafters.lookup:LookupOptions"} | {
-    name: parts.options for name, parts in learned.ALGORITHMS.items()
+_OPTIONS = {
+    "lookup": "slipstream.drafters.lookup:LookupOptions",
+    "draft_model": "slipstream.drafters.draft_model:DraftModelOptions",
+    **{name: parts.options for name, parts in learned.ALGORITHMS.items()},
 }
-_HEAD = ("drafter", "what it does", "layouts read", "options and defaults", "draws", "rule of `auto`", "drafts at most")
+_HEAD = ("drafter", "what it does", "layouts read", "options and defaults", "draws", "rule of `auto`", "most per round")
 
 
 def reference() -> str:
@@ -30,7 +32,12 @@ def reference() -> str:
     parts.append(
         "*draws*: whether tokens are sampled at temperature above 0 or computed; DFlash's trees are computed. "
         "*rule of `auto`*: at temperature above 0; greedy chains are verified token by token. "
-        "Options: `NAME:PATH?key=value&key=value`. A page for each: [drafters.md](drafters.md)."
+        "Options: `NAME:PATH?key=value&key=value`; one without a default here has it on the drafter's own page. "
+        "A page for each: [drafters.md](drafters.md)."
+    )
+    parts.append(
+        "*most per round*: with `--draft-tokens auto`, the default, each round drafts what pays by measured costs, "
+        "from nothing up to this many tokens. `--draft-tokens N` asks for N tokens instead, fewer or more than these."
     )
     parts.append("Not available yet: " + ", ".join(f"`{name}`" for name in build.PLANNED) + ".")
     parts += ["## Layouts of learned drafters", _layouts(), "What each is: [checkpoints.md](checkpoints.md)."]
@@ -54,8 +61,10 @@ def main() -> int:
 
 def _drafter(name: str) -> tuple[str, ...]:
     plug = build.DRAFTERS[name]
-    options = {f.name: f.default for f in _fields(name) if f.name in plug.options}
-    count = f"what the file says, else {plug.draft_tokens}" if plug.learned else str(plug.draft_tokens)
+    defaults = {f.name: f.default for f in _fields(name)}
+    options = {key: defaults.get(key) for key in plug.options}
+    most = plug.most or plug.draft_tokens  # as `build.open_drafter` has it
+    count = f"what the file says, else {most}" if plug.learned else str(most)
     return (
         f"[`{name}:PATH`](drafters/{name}.md)" if plug.path else f"[`{name}`](drafters/{name}.md)",
         plug.summary,

@@ -12,6 +12,7 @@ from typing import Any
 
 from slipstream.cli import options
 from slipstream.cli.options import progress_bar, say
+from slipstream.measure.suites import KNOWN
 from slipstream.types import RequestError
 
 PROMPTS, TOKENS = 8, 32
@@ -22,7 +23,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("drafter", metavar="DRAFTER", help="a drafter's folder or hub id")
     options.add_model_options(parser)
     group = parser.add_argument_group("self-test")
-    group.add_argument("--suite", default="free", metavar="NAME", help="prompts: free, grounded, demo, or a JSONL file")
+    group.add_argument("--suite", default="free", metavar="NAME", help=f"prompts: {KNOWN} (%(default)s)")
     group.add_argument("--prompts", type=int, default=PROMPTS, metavar="N", help="prompts answered (%(default)s)")
     group.add_argument("--max-tokens", type=int, default=TOKENS, metavar="N", help="of each answer (%(default)s)")
     parser.add_argument_group("output").add_argument("--json", action="store_true", help="one JSON object on stdout")
@@ -38,10 +39,11 @@ def run(args: argparse.Namespace) -> int:
     from slipstream.llm import LLM
     from slipstream.measure.doctor.examine import examine, read_raw
     from slipstream.measure.doctor.report import as_dict, lines_of
+    from slipstream.measure.suites import load_suite
 
     path = _path(args.drafter, learned.ALGORITHMS)
-    folder = models.resolve(path)
-    prompts = _prompts(args)
+    prompts = load_suite(args.suite).prompts[: args.prompts]
+    folder = models.resolve(path, what="drafter")
     llm = LLM(drafter="none", **options.target_options(args))
     # a tap at the last layer is refused elsewhere, since trainers mean two things by it; here both are measured
     found = read_drafter(folder, learned.facts_of(llm.opened), final_layer=True)
@@ -60,11 +62,3 @@ def _path(spec: str, algorithms: Any) -> str:
     """Take a drafter's spec as `--drafter` does, or a bare path."""
     name, _, path = spec.partition(":")
     return path if name in algorithms and path else spec
-
-
-def _prompts(args: argparse.Namespace) -> list[Any]:
-    from slipstream.measure.suites import load_suite
-    from slipstream.measure.workloads import KINDS, load_prompts
-
-    found = load_prompts(args.suite) if args.suite in KINDS else load_suite(args.suite).prompts
-    return found[: args.prompts]

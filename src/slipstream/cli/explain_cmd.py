@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 from slipstream.cli import options
 from slipstream.cli.options import say
 from slipstream.cli.prompts import add_prompt_options, for_model, read_prompts
-from slipstream.types import RequestError, SamplingParams
+from slipstream.types import RequestError
 
 if TYPE_CHECKING:
     from slipstream.measure.explain import Story
     from slipstream.measure.explain_rules import Summary
+    from slipstream.types import SamplingParams
 
 TOKENS = 32
 
@@ -27,7 +28,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
     add_prompt_options(parser)
     options.add_model_options(parser)
     options.add_drafter_options(parser)
-    options.add_sampling_options(parser)
+    options.add_sampling_options(parser, TOKENS)
     group = parser.add_argument_group("output")
     group.add_argument("--report", metavar="FILE", help="write the page, HTML, here")
     group.add_argument("--json", action="store_true", help="one JSON object on stdout, nothing else")
@@ -36,7 +37,9 @@ def declare(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the command and return its exit status."""
     prompts = read_prompts(args)
-    params = SamplingParams(**({"max_tokens": TOKENS} | options.sampling_options(args)))
+    params = options.sampling_params({"max_tokens": TOKENS} | options.sampling_options(args))
+    options.check_verify(args)
+    options.refuse_idle(args, ("logprobs",), "in explain; use generate")
     if len(prompts) != 1 or params.n != 1:
         raise RequestError(f"explain draws one generation, not {len(prompts)} prompts of {params.n} samples")
     if params.max_tokens is None or params.max_tokens > 512:

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 from slipstream.cli import options
 from slipstream.cli.options import say
 from slipstream.cli.prompts import add_prompt_options, for_model, read_prompts
-from slipstream.types import SamplingParams, WorkError
+from slipstream.types import WorkError
 
 if TYPE_CHECKING:
     from slipstream.llm import LLM, Completion
+    from slipstream.types import SamplingParams
 
 
 def declare(parser: argparse.ArgumentParser) -> None:
@@ -34,7 +35,8 @@ def declare(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the command and return its exit status."""
     prompts = read_prompts(args)
-    params = SamplingParams(**options.sampling_options(args))
+    params = options.sampling_params(options.sampling_options(args))
+    options.check_verify(args)
     llm = open_llm(args)
     prompts = for_model(prompts, llm.tokenizer.has_chat_template)
     llm.check(prompts, params)

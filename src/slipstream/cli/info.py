@@ -105,6 +105,10 @@ def model_facts(name: str) -> dict[str, Any]:
     config = config | config.get("text_config", {})
     layers, context = config.get("num_hidden_layers"), config.get("max_position_embeddings")
     kind, note = build.target_kind(folder)
+    try:
+        models.check_kind(folder, name)
+    except RequestError as e:
+        kind, note = "none", str(e)
     return {
         "model": name,
         "folder": str(folder),

@@ -7,14 +7,17 @@ Choices come from `build`, so that `--help` and what the program accepts cannot 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from slipstream.config import DEFAULT_MODEL, DTYPES, draft_tokens_of, nearest
-from slipstream.types import RequestError
+from slipstream.config import DEFAULT_MODEL, DTYPES, draft_tokens_of, from_speculative_config, nearest
+from slipstream.params import LIMITS
+from slipstream.specs import check_places
+from slipstream.types import RequestError, SamplingParams
 
 
 class Parser(argparse.ArgumentParser):
@@ -28,13 +31,16 @@ class Parser(argparse.ArgumentParser):
         raise RequestError(f"{message.removeprefix('argument ')}; see '{self.prog} --help'")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Refuse what is left over here, where the valid options of the command are known."""
+        """Refuse what is left over here, where the valid options of the command are known; note in `given` what was
+        given, a default said aloud included: what has no effect can then be refused."""
         found, rest = super().parse_known_args(args, namespace)
+        words = [word.split("=")[0] for word in itertools.takewhile(lambda word: word != "--", args or ())]
+        known = self._option_string_actions
+        found.given = tuple(dict.fromkeys(known[word].dest for word in words if word in known))
         if rest:
-            known = list(self._option_string_actions)
             name = rest[0].split("=")[0]
             kind = "option" if name.startswith("-") else "argument"
-            raise RequestError(f"unknown {kind} {name!r}{nearest(name, known)}; see '{self.prog} --help'")
+            raise RequestError(f"unknown {kind} {name!r}{nearest(name, list(known))}; see '{self.prog} --help'")
         return found, rest
 
 
@@ -61,16 +67,19 @@ def add_drafter_options(parser: argparse.ArgumentParser) -> None:
 
     group = parser.add_argument_group("speculation")
     group.add_argument("--drafter", metavar="SPEC", help=f"auto or {_help_table(DRAFTERS)}; a bare PATH is recognised")
-    group.add_argument("--draft-tokens", metavar="N|auto", type=_count, help="most tokens drafted per round; 0: off")
+    group.add_argument(
+        "--draft-tokens", metavar="N|auto", type=_count, help="most tokens drafted per round; 0: off (auto)"
+    )
     group.add_argument("--verify", default="auto", choices=tuple(RULES), help=_help_table(RULES))
     group.add_argument("--speculative-config", metavar="JSON", help="vLLM's dictionary, instead of the two above")
 
 
-def add_sampling_options(parser: argparse.ArgumentParser) -> None:
-    """Declare the sampling parameters; an option left out keeps the default of `SamplingParams`."""
+def add_sampling_options(parser: argparse.ArgumentParser, max_tokens: int | None = SamplingParams.max_tokens) -> None:
+    """Declare the sampling parameters; an option left out keeps the default of `SamplingParams`, or of the command."""
     group = parser.add_argument_group("sampling (default: temperature 0)")
     for name, kind, text in _SAMPLING:
-        group.add_argument(f"--{name}", type=kind, metavar="N" if kind is int else "X", help=text)
+        said = f"{text} ({max_tokens})" if name == "max-tokens" else text
+        group.add_argument(f"--{name}", type=kind, metavar="N" if kind is int else "X", help=said)
     group.add_argument("--logit-bias", metavar="ID:X,...", help='added to logits, also as JSON {"ID": X}')
     group.add_argument("--stop", action="append", metavar="TEXT", help="end before this text (repeatable)")
     group.add_argument("--ignore-eos", action="store_true", default=None, help="go on after the end-of-text token")
@@ -85,7 +94,7 @@ _SAMPLING = (
     ("presence-penalty", float, "subtracted once for tokens already in the output"),
     ("frequency-penalty", float, "subtracted for each time a token is in the output"),
     ("min-tokens", int, "no ending before this many tokens"),
-    ("max-tokens", int, "end after this many tokens (256)"),
+    ("max-tokens", int, "end after this many tokens"),
     ("n", int, "samples per prompt"),
     ("seed", int, "same seed, same text"),
     ("logprobs", int, "report this many alternatives per token (0: its own only)"),
@@ -105,9 +114,42 @@ def llm_options(args: argparse.Namespace) -> dict[str, Any]:
         for flag in ("drafter", "draft_tokens"):
             if getattr(args, flag) is not None:
                 raise RequestError(f"--speculative-config and --{flag.replace('_', '-')} say the same thing; give one")
-        return options | {"speculative_config": read_json(args.speculative_config, "--speculative-config")}
+        values = read_json(args.speculative_config, "--speculative-config")
+        check_places(from_speculative_config(values).spec)
+        return options | {"speculative_config": values}
     count = "auto" if args.draft_tokens is None else args.draft_tokens
-    return options | {"drafter": args.drafter or "auto", "draft_tokens": count}
+    spec = drafter_spec(args)
+    check_places(spec)
+    return options | {"drafter": spec, "draft_tokens": count}
+
+
+def drafter_spec(args: argparse.Namespace) -> str:
+    """Return the drafter that was asked for; an empty one is refused where it is read, it does not mean auto."""
+    return "auto" if args.drafter is None else str(args.drafter)
+
+
+def check_verify(args: argparse.Namespace) -> None:
+    """Refuse a rule that would have nothing to verify; coupled has an effect all the same: it is other noise."""
+    off = args.draft_tokens == 0 or (args.drafter or "").strip() == "none"
+    if off and args.verify not in ("auto", "coupled"):
+        raise RequestError(f"--verify {args.verify} has no effect without drafts; leave it out, or give a --drafter")
+
+
+def refuse_idle(args: argparse.Namespace, names: Iterable[str], why: str) -> None:
+    """Refuse the first of the options that was given although it has no effect."""
+    for name in args.given:
+        if name in names:
+            raise RequestError(f"--{name.replace('_', '-')} has no effect {why}")
+
+
+def sampling_params(given: Mapping[str, Any]) -> SamplingParams:
+    """Return `SamplingParams`; a value outside its limits is named as the option it came from."""
+    for name, value in given.items():
+        fits, works = LIMITS[name]
+        if not fits(value):
+            said = " ".join(map(repr, value)) if name == "stop" else value
+            raise RequestError(f"--{name.replace('_', '-')} {said} cannot be used: give {works}")
+    return SamplingParams(**given)
 
 
 def sampling_options(args: argparse.Namespace) -> dict[str, Any]:

@@ -6,6 +6,7 @@ stdout carries the prediction (with --json one object, nothing else); notes and 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import sys
 from collections.abc import Iterator
@@ -15,17 +16,22 @@ from typing import TYPE_CHECKING, Any
 from slipstream.cli import options
 from slipstream.cli.options import say
 from slipstream.cli.prompts import read_file
-from slipstream.config import choose
-from slipstream.types import RequestError, SamplingParams
+from slipstream.measure.suites import KNOWN
+from slipstream.types import RequestError
 
 if TYPE_CHECKING:
     from slipstream.llm import LLM
     from slipstream.measure.predict import Prediction
+    from slipstream.measure.workloads import Prompt
+    from slipstream.types import SamplingParams
 
 TOKENS = 128
 _NUMBERS = ("alpha", "acceptance", "tokens_per_round")
 _CHOICES = "--alpha, --acceptance, --tokens-per-round, --text, --suite"
 _TEXTS = ("text", "suite")
+_COSTS = ("cost_ratio", "scoring", "parallel")
+_WITHOUT_MODEL = (*_NUMBERS, *_COSTS, "draft_tokens", "json", "report")
+_OF_SUITES = ("task", "count", "max_tokens", "stop", "ignore_eos", "seed")
 
 
 def declare(parser: argparse.ArgumentParser) -> None:
@@ -39,15 +45,13 @@ def declare(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--scoring", type=_floats, metavar="V,W,..", help="target's time for 1, 2, .. drafted tokens")
     group = parser.add_argument_group("from a model")
     group.add_argument("--text", nargs="+", metavar="FILE", help="texts such as the model will write")
-    group.add_argument(
-        "--suite", metavar="NAME", help="prompts the model answers first: demo, grounded, free, or a JSONL file"
-    )
+    group.add_argument("--suite", metavar="NAME", help=f"prompts the model answers first: {KNOWN}")
     group.add_argument("--task", metavar="TASK", help="only the suite's prompts of this task")
     group.add_argument("--count", type=int, metavar="N", help="use the first N prompts only")
     group.add_argument("--check", action="store_true", help="measure as well, and print it next to the prediction")
     options.add_model_options(parser)
     options.add_drafter_options(parser)
-    options.add_sampling_options(parser)
+    options.add_sampling_options(parser, TOKENS)
     group = parser.add_argument_group("output")
     group.add_argument("--json", action="store_true", help="one JSON object on stdout, nothing else")
     group.add_argument("--report", metavar="FILE", help="write an HTML page")
@@ -69,9 +73,7 @@ def run(args: argparse.Namespace) -> int:
 def _from_numbers(args: argparse.Namespace) -> int:
     from slipstream.measure.predict import predict, shorthand
 
-    for name in ("check", "count", "task", "drafter", "speculative_config"):
-        if getattr(args, name):
-            raise RequestError(f"--{name.replace('_', '-')} has no effect without --text or --suite")
+    options.refuse_idle(args, set(args.given) - set(_WITHOUT_MODEL), "without --text or --suite")
     length = args.draft_tokens if isinstance(args.draft_tokens, int) else None
     ratio = _need(args.cost_ratio, "--cost-ratio: the drafter's time per token over the target's, such as 0.1")
     if args.tokens_per_round is not None:
@@ -91,23 +93,27 @@ def _from_numbers(args: argparse.Namespace) -> int:
 
 
 def _from_model(args: argparse.Namespace) -> int:
-    from slipstream.measure.predict_model import forecast
+    from slipstream.measure.predict_model import forecast, segments
 
-    for name in ("cost_ratio", "scoring", "parallel"):
-        if getattr(args, name):
-            raise RequestError(f"--{name.replace('_', '-')} has no effect with --text or --suite: costs are measured")
+    options.refuse_idle(args, _COSTS, "with --text or --suite: costs are measured")
+    options.refuse_idle(args, ("n", "logprobs"), "on a prediction; leave it out")
     if args.check and args.text:
         raise RequestError("--check needs --suite, not --text: a text that the model did not write cannot be measured")
-    params = SamplingParams(**({"max_tokens": TOKENS} | options.sampling_options(args)))
-    if params.n != 1:
-        raise RequestError(f"--n {params.n} has no effect on a prediction; leave it out")
+    if args.text:
+        options.refuse_idle(args, _OF_SUITES, "with --text: the text is taken as it is; it goes with --suite")
+    params = options.sampling_params({"max_tokens": TOKENS} | options.sampling_options(args))
     contents = {name: read_file(name) for name in args.text or ()}
+    prompts = [] if args.text else _prompts(args)
     llm = _open(args)
-    length = args.draft_tokens if isinstance(args.draft_tokens, int) else None
-    texts = _texts(args, llm, contents, params)
+    if args.text:
+        texts = [part for name, content in contents.items() for part in segments(llm, name, content)]
+    else:
+        texts = _answered(llm, prompts, params)
     with _bar("measuring", len(texts)) as tick:
-        found = forecast(llm, texts, params, draft_tokens=length, tick=tick)
-    extra: dict[str, Any] = {"check": _check(args, llm, texts, params, found.prediction)} if args.check else {}
+        found = forecast(llm, texts, params, draft_tokens=llm.guess.fixed, tick=tick)
+    extra: dict[str, Any] = {"record": _record(llm, [p.messages for p in prompts] or list(contents.values()))}
+    if args.check:
+        extra["check"] = _check(args, llm, texts, params, found.prediction)
     _show(args, found.prediction, _given(args, llm, found.prediction), extra)
     return 0
 
@@ -121,29 +127,28 @@ def _open(args: argparse.Namespace) -> LLM:
     return llm
 
 
-def _texts(args: argparse.Namespace, llm: LLM, contents: dict[str, str], params: SamplingParams) -> list[Any]:
-    from slipstream.measure.predict_model import answered, segments
+def _prompts(args: argparse.Namespace) -> list[Prompt]:
+    from slipstream.measure.suites import load_suite
 
-    if args.text:
-        return [part for name, content in contents.items() for part in segments(llm, name, content)]
-    prompts = _prompts(args, llm)
+    if args.count is not None and args.count < 1:
+        raise RequestError(f"--count {args.count} must be at least 1")
+    return load_suite(args.suite).of_task(args.task).prompts[: args.count]
+
+
+def _answered(llm: LLM, prompts: list[Prompt], params: SamplingParams) -> list[Any]:
+    from slipstream.measure.predict_model import answered
+    from slipstream.measure.suites import check_room, encode
+
+    ids = {p.id: encode(llm, p) for p in prompts}
+    check_room(llm, ids, params.max_tokens or TOKENS)
     with _bar("answering", len(prompts)) as tick:
-        return answered(llm, prompts, params, tick)
+        return answered(llm, list(ids.values()), params, tick)
 
 
-def _prompts(args: argparse.Namespace, llm: LLM) -> list[list[int]]:
-    from slipstream.measure.suites import check_room, encode, load_suite
-    from slipstream.measure.workloads import KINDS, load_prompts
+def _record(llm: LLM, prompts: list[Any]) -> dict[str, Any]:
+    from slipstream.measure.record import record
 
-    name = args.suite
-    found = load_prompts(name) if name in KINDS else load_suite(name).prompts
-    if args.task is not None:
-        tasks = list(dict.fromkeys(p.kind for p in found))
-        choose("task", args.task, tasks)
-        found = [p for p in found if p.kind == args.task]
-    ids = {p.id: encode(llm, p) for p in found[: args.count]}
-    check_room(llm, ids, args.max_tokens or TOKENS)
-    return list(ids.values())
+    return record(model=llm.opened.folder, drafter=llm.drafter_folder, prompts=prompts, device=llm.opened.device)
 
 
 def _check(args: argparse.Namespace, llm: LLM, texts: list[Any], params: SamplingParams, found: Prediction) -> Any:
@@ -152,8 +157,8 @@ def _check(args: argparse.Namespace, llm: LLM, texts: list[Any], params: Samplin
     length = found.draft_tokens
     if length == 0:
         raise RequestError("the prediction is to draft nothing: there is nothing to measure; give --draft-tokens N")
-    drafter = args.drafter or "auto"
-    same = llm if llm.draft_tokens == length else llm.with_drafter(drafter, draft_tokens=length)
+    fixed = dataclasses.replace(llm.guess, draft_tokens=length, fixed=length, notes=[])
+    same = llm if llm.draft_tokens == length else llm.with_drafter(fixed)
     with _bar("checking", 4 * len(texts)) as tick:
         ratio = check(same, texts, params, tick=tick)
     inside = found.low is not None and found.high is not None and found.low <= ratio.value <= found.high
@@ -195,6 +200,10 @@ def _show(args: argparse.Namespace, found: Prediction, given: list[tuple[str, st
         word = "inside" if c["inside"] else "OUTSIDE"
         span = f"95 %: {c['low']:.2f} to {c['high']:.2f}"
         print(f"measured: {c['measured']:.2f}x ({span}), {word} the predicted interval")
+    if "record" in extra:
+        from slipstream.measure.record import record_line
+
+        print(record_line(extra["record"]))
 
 
 def _need(value: float | None, what: str) -> float:

@@ -14,7 +14,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from slipstream.cli import options
-from slipstream.types import RequestError, SamplingParams
+from slipstream.measure.suites import KNOWN
+from slipstream.types import RequestError
 
 if TYPE_CHECKING:
     from slipstream.llm import LLM
@@ -25,7 +26,7 @@ TOKENS, SECONDS = 64, 100.0
 def declare(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
     group = parser.add_argument_group("what is tuned for")
-    group.add_argument("--suite", default="demo", metavar="demo|PATH", help="shipped prompts, or a JSONL file (demo)")
+    group.add_argument("--suite", default="demo", metavar="NAME", help=f"prompts: {KNOWN} (%(default)s)")
     group.add_argument(
         "--limit", type=int, default=8, metavar="N", help="at most N prompts, of all tasks (%(default)s)"
     )
@@ -46,12 +47,14 @@ def run(args: argparse.Namespace) -> int:
     """Run the command and return its exit status."""
     if not 1.0 <= args.seconds <= 3600.0:
         raise RequestError(f"--seconds {args.seconds:g} must be 1 to 3600")
-    params = SamplingParams(temperature=args.temperature, seed=args.seed, max_tokens=args.max_tokens)
+    params = options.sampling_params({name: getattr(args, name) for name in ("temperature", "seed", "max_tokens")})
     from slipstream.build import parse_drafter
     from slipstream.measure.suites import check_room, encode, load_suite
+    from slipstream.specs import check_places
 
     if parse_drafter(args.drafter).name == "none":
         raise RequestError("drafter none guesses nothing: there is nothing to tune; give another --drafter")
+    check_places(args.drafter)
     suite = load_suite(args.suite).limited(args.limit)
     llm = _open(args)
     ids = {prompt.id: encode(llm, prompt) for prompt in suite.prompts}

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from slipstream.config import DEFAULT_MODEL, DTYPES, whole
 from slipstream.measure import bench_drafters, bench_hf, bench_overhead, bench_regret, bench_speed
 from slipstream.measure.entry import guarded
+from slipstream.measure.record import record, record_line
 from slipstream.measure.workloads import KINDS, load_prompts
 from slipstream.types import SamplingParams, WorkError
 
@@ -171,25 +172,12 @@ def _encoded(
 
 
 def _note(outcome: Outcome, args: argparse.Namespace, llm: LLM) -> None:
-    from slipstream.measure.record import record
-
     if "record" not in outcome.data:
         folder = getattr(llm, "drafter_folder", None)
         messages = [p.messages for p in load_prompts(args.prompts)]
         outcome.data["record"] = record(
             model=llm.opened.folder, drafter=folder, prompts=messages, device=llm.opened.device
         )
-
-
-def record_line(found: dict[str, Any]) -> str:
-    """Write a record in a line."""
-    import torch
-
-    versions = ", ".join(f"{name} {found['versions'][name]}" for name in ("slipstream", "torch", "transformers"))
-    return (
-        f"record: revision {found['revision']}, {versions}; {found['cpu']}, {torch.get_num_threads()} threads; "
-        f"model {found['model_hash'][:19]}, prompts {found['prompts_hash'][:19]}, {found['time']}"
-    )
 
 
 def _write(path: Path, data: dict[str, Any]) -> None:

@@ -14,12 +14,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from slipstream import models
+from slipstream.config import DEFAULT_MODEL
 from slipstream.llm import LLM
 from slipstream.measure import suites
 from slipstream.measure.agreement import Agreement, Notary
 from slipstream.measure.bench_plan import PLAIN, Cell, Choice, Plan, Unit
 from slipstream.measure.bench_runs import Run, Runner, llm_runner, peer_runner, problems
-from slipstream.measure.peers import PEERS, Task, open_peer
+from slipstream.measure.peers import PEERS, Task, check_peers, open_peer
 from slipstream.measure.record import record
 from slipstream.measure.results import Results, key_of
 from slipstream.types import SamplingParams
@@ -48,6 +50,7 @@ class Bench:
 
     def __post_init__(self) -> None:
         names = self.plan.names
+        check_peers(self.plan.peers, self.options.get("model", DEFAULT_MODEL), draft_folder(self.plan))
         self.llms = _open(self.plan, self.options)
         base = self.llms[names[0]]
         self._ids = {p.id: suites.encode(base, p) for p in self.plan.suite.prompts}
@@ -179,7 +182,6 @@ class Bench:
 
     def _task(self, cell: Cell) -> Task:
         opened, sampling = self.base.opened, self.plan.sampling
-        folders = [llm.drafter_folder for llm in self.llms.values() if llm.drafter_folder]
         return Task(
             folder=opened.folder,
             name=opened.name,
@@ -188,7 +190,7 @@ class Bench:
             max_len=self.base.max_model_len,
             temperature=cell.temperature,
             eos_ids=() if sampling.get("ignore_eos") else tuple(self.base.tokenizer.eos_ids),
-            draft_folder=folders[0] if folders else None,
+            draft_folder=draft_folder(self.plan),
             **{name: sampling[name] for name in ("top_p", "top_k", "min_p") if name in sampling},
         )
 
@@ -211,6 +213,11 @@ class Bench:
         how = {"model": opened.name, "dtype": str(opened.dtype), "device": opened.device, "kind": opened.kind}
         how["quantize"] = opened.quantize
         return self.plan.settings() | how | {"verify": base.config.verify, "max_len": base.max_model_len} | same
+
+
+def draft_folder(plan: Plan) -> Path | None:
+    """Return the folder of the draft model that peers are given, if one is among the drafters."""
+    return models.resolve(plan.draft_model) if plan.draft_model else None
 
 
 def place_of(unit: dict[str, Any], name: str, prompt: str, plain: list[int], other: list[int]) -> dict[str, Any]:

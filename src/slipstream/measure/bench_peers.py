@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.config import whole
-from slipstream.measure.bench_peers_text import Measured, page
+from slipstream.measure.bench_peers_text import NAMES, Drawn, Measured, drawn, losses, page
 from slipstream.measure.entry import guarded
 from slipstream.measure.peers.worker import OURS, Setup, Worker
 from slipstream.measure.results import Results
@@ -32,6 +32,7 @@ ENGINES = {"slipstream": OURS, "llama-cpp": ("llama-cpp", "llama-cpp-lookup"), "
 PACKAGES = {"hf": "transformers", "llama-cpp": "llama_cpp"}
 ROOM, WARM_UP_TOKENS = 1024, 4
 BEGIN, END = "<!-- peers:begin -->", "<!-- peers:end -->"
+PAGES = ("README.md", "docs/performance.md")
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,7 @@ def _run(args: argparse.Namespace) -> int:
     if "slipstream" not in engines or set(engines) - set(ENGINES):
         raise RequestError(f"--engines {args.engines}: name slipstream, and any of {', '.join(ENGINES)}")
     suite = load_suite(args.suite).limited(args.limit)
+    docs = not args.docs or _may_redraw(args, suite)
     found = []
     for model in args.models.split(","):
         results = Results(args.output, settings(args, suite, model), _about())
@@ -85,10 +87,44 @@ def _run(args: argparse.Namespace) -> int:
         raise WorkError(f"{args.output} holds no measurement with these settings; leave out --draw")
     text = page(found)
     print(text)
-    if args.docs:
-        for name in ("README.md", "docs/performance.md"):
+    if args.docs and docs:
+        _refuse(args, _lost([drawn(_section(args.docs / name)[1]) for name in PAGES], drawn(text)))
+        for name in PAGES:
             redraw(args.docs / name, text)
     return 0
+
+
+def _may_redraw(args: argparse.Namespace, suite: Suite) -> bool:
+    """Refuse, before anything is measured, tables that would be replaced by less; False: an engine is not installed."""
+    old = [drawn(_section(args.docs / name)[1]) for name in PAGES]
+    if args.draw:  # what is in the file decides
+        return True
+    engines = args.engines.split(",")
+    _refuse(args, _lost(old, _planned(args, suite, engines)))
+    lost = _lost(old, _planned(args, suite, [engine for engine in engines if _installed(engine)]))
+    if lost:
+        missing = ", ".join(engine for engine in engines if not _installed(engine))
+        print(f"{missing} is not installed: the docs keep their tables ({'; '.join(lost)})", file=sys.stderr)
+    return not lost
+
+
+def _planned(args: argparse.Namespace, suite: Suite, engines: Seq[str]) -> dict[str, Drawn]:
+    """Return what the tables will show."""
+    runners = {model: _runners(model, engines) for model in args.models.split(",")}
+    names = {model: {NAMES[r] for each in of.values() for r in each} for model, of in runners.items()}
+    return {model: Drawn(len(suite.prompts), found) for model, found in names.items()}
+
+
+def _lost(old: list[dict[str, Drawn]], new: dict[str, Drawn]) -> list[str]:
+    return list(dict.fromkeys(line for page_then in old for line in losses(page_then, new)))
+
+
+def _refuse(args: argparse.Namespace, lost: list[str]) -> None:
+    if lost:
+        what = "; ".join(lost)
+        raise RequestError(
+            f"--docs {args.docs} would replace the tables by less ({what}); leave it out, or measure all"
+        )
 
 
 def settings(args: argparse.Namespace, suite: Suite, model: str) -> dict[str, Any]:
@@ -102,15 +138,22 @@ def settings(args: argparse.Namespace, suite: Suite, model: str) -> dict[str, An
 
 def runners_of(model: str, chosen: Seq[str]) -> dict[str, tuple[str, ...]]:
     """Return engine -> runners: those of the chosen that are installed, and that this model has a draft for."""
-    found = {}
-    for engine, runners in ENGINES.items():
-        if engine not in chosen:
-            continue
-        if engine in PACKAGES and importlib.util.find_spec(PACKAGES[engine]) is None:
+    for engine in ENGINES:
+        if engine in chosen and not _installed(engine):
             print(f"{engine} is not installed: left out", file=sys.stderr)
-            continue
-        found[engine] = tuple(r for r in runners if r != "hf-assisted" or model in DRAFTS)
-    return found
+    return _runners(model, [engine for engine in chosen if _installed(engine)])
+
+
+def _installed(engine: str) -> bool:
+    return engine not in PACKAGES or importlib.util.find_spec(PACKAGES[engine]) is not None
+
+
+def _runners(model: str, chosen: Seq[str]) -> dict[str, tuple[str, ...]]:
+    return {
+        engine: tuple(r for r in runners if r != "hf-assisted" or model in DRAFTS)
+        for engine, runners in ENGINES.items()
+        if engine in chosen
+    }
 
 
 def steps(suite: Suite, engines: dict[str, tuple[str, ...]], repeats: int, hf_repeats: int) -> Iterator[Step]:
@@ -173,6 +216,12 @@ def prepare(model: str, suite: Suite, max_tokens: int) -> tuple[dict[str, list[i
 
 def redraw(file: Path, text: str) -> None:
     """Put the text between the markers of a file."""
+    before, _, after = _section(file)
+    file.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
+
+
+def _section(file: Path) -> tuple[str, str, str]:
+    """Return what is before, between and after the markers of a file."""
     try:
         whole_text = file.read_text(encoding="utf-8")
     except OSError as e:
@@ -180,7 +229,8 @@ def redraw(file: Path, text: str) -> None:
     if BEGIN not in whole_text or END not in whole_text:
         raise WorkError(f"{file} lacks the markers {BEGIN} and {END}")
     before, _, rest = whole_text.partition(BEGIN)
-    file.write_text(f"{before}{BEGIN}\n{text}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+    between, _, after = rest.partition(END)
+    return before, between, after
 
 
 def _about() -> dict[str, Any]:

@@ -6,6 +6,7 @@ with a 95 % interval that redraws prompts and repeats. No I/O.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -83,6 +84,43 @@ class Measured:
 def page(found: list[Measured]) -> str:
     """Return the tables of all models."""
     return "\n\n".join(part for one in found for part in (_head(one), _table(one), _foot(one), _asked(one)))
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What a page of tables shows of one model: how many prompts, and the labels of its engines."""
+
+    prompts: int
+    engines: set[str]
+
+
+def drawn(text: str) -> dict[str, Drawn]:
+    """Read from a page of tables which models it has, with how many prompts and which engines."""
+    found: dict[str, Drawn] = {}
+    last = None
+    for line in text.splitlines():
+        head = re.match(r"\*\*(.+?)\*\*: (\d+) prompts", line)
+        if head:
+            found[head[1]] = last = Drawn(int(head[2]), set())
+        elif last is not None and line.startswith("| "):
+            label = line[2:].partition(" | ")[0]
+            plain = NAMES["hf"] if label.startswith(f"{NAMES['hf']}, ") else label  # its number format stands there too
+            last.engines.update({plain} & set(NAMES.values()))
+    return found
+
+
+def losses(old: dict[str, Drawn], new: dict[str, Drawn]) -> list[str]:
+    """Return, in words, what the new tables lack that the old ones have."""
+    lost = []
+    for model, was in old.items():
+        now = new.get(model)
+        if now is None:
+            lost.append(f"{model} would go")
+            continue
+        gone = [name for name in NAMES.values() if name in was.engines - now.engines]
+        lost += [f"{model} would lose {', '.join(gone)}"] if gone else []
+        lost += [f"{model} would have {now.prompts} prompts, not {was.prompts}"] if now.prompts < was.prompts else []
+    return lost
 
 
 def _head(one: Measured) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 from slipstream.config import MAX_DRAFT_TOKENS, draft_tokens_of, whole
 from slipstream.measure.suites import Suite
+from slipstream.specs import parse_drafter
 from slipstream.types import RequestError, SamplingParams
 
 PLAIN = "plain"
@@ -99,6 +100,13 @@ class Plan:
     def cells(self) -> list[Cell]:
         """Return all cells, temperatures outermost."""
         return [Cell(t, b) for t in self.temperatures for b in self.batches]
+
+    @property
+    def draft_model(self) -> str:
+        """Return the first draft model among the choices, or an empty text: some peers draft with it."""
+        found = [parse_drafter(choice.spec) for choice in self.choices]
+        parts = [part for one in found for part in one.parts or (one,)]
+        return next((part.path for part in parts if part.name == "draft_model"), "")
 
     def params(self, temperature: float, number: int) -> SamplingParams:
         """Return the parameters of the suite's prompt of that number: every runner gets the same seed for it."""

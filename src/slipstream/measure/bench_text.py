@@ -156,6 +156,6 @@ def totals_line(found: Summary) -> str:
 
 def record_text(found: Summary) -> str:
     """Return the record in a line."""
-    from slipstream.measure.bench import record_line
+    from slipstream.measure.record import record_line
 
     return record_line(found.record)

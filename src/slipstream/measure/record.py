@@ -39,6 +39,17 @@ def record(*, model: Path, drafter: Path | None, prompts: Sequence[Any], device:
     }
 
 
+def record_line(found: dict[str, Any]) -> str:
+    """Write a record in a line."""
+    import torch
+
+    versions = ", ".join(f"{name} {found['versions'][name]}" for name in ("slipstream", "torch", "transformers"))
+    return (
+        f"record: revision {found['revision']}, {versions}; {found['cpu']}, {torch.get_num_threads()} threads; "
+        f"model {found['model_hash'][:19]}, prompts {found['prompts_hash'][:19]}, {found['time']}"
+    )
+
+
 def versions() -> dict[str, str]:
     """Return the versions of this project, Python and the packages that do the arithmetic."""
     from slipstream import __version__

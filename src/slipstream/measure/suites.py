@@ -1,4 +1,4 @@
-"""The prompts of a benchmark, by task: the shipped suites `demo` and `peers`, or a JSONL file of the user's.
+"""The prompts of a benchmark, by task: the shipped suites (`SUITES`), or a JSONL file of the user's.
 
 In: a name or a path. Out: prompts whose kind is their task. A line of a file holds chat `messages`, a list of `turns`
 (as in MT-bench and Spec-Bench; the first is measured), or one text as `prompt`, `question`, `text` or `instruction`;
@@ -15,11 +15,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from slipstream.config import nearest
-from slipstream.measure.workloads import Prompt, load_prompts
+from slipstream.config import choose, nearest
+from slipstream.measure.workloads import KINDS, Prompt, load_prompts
 from slipstream.types import RequestError, WorkError
 
-SUITES = ("demo", "peers")
+SUITES = ("demo", "peers", *KINDS)
+KNOWN = f"{', '.join(SUITES)}, or the path of a JSONL file"  # in every help and error
 _TEXTS = ("prompt", "question", "text", "instruction")
 _TASKS = ("category", "task", "kind")
 _NAMES = ("question_id", "task_id", "id")
@@ -38,6 +39,13 @@ class Suite:
         """The tasks, in order of appearance."""
         return list(dict.fromkeys(p.kind for p in self.prompts))
 
+    def of_task(self, task: str | None) -> Suite:
+        """Return only the prompts of a task; None: all."""
+        if task is None:
+            return self
+        choose("task", task, self.tasks)
+        return dataclasses.replace(self, prompts=[p for p in self.prompts if p.kind == task])
+
     def limited(self, count: int | None) -> Suite:
         """Return at most `count` prompts, taken from the tasks in turn so that all are there; the order stays."""
         if count is None or count >= len(self.prompts):
@@ -54,13 +62,11 @@ class Suite:
 def load_suite(name: str) -> Suite:
     """Return a shipped suite by name, or read a JSONL file."""
     if name in SUITES:
-        return Suite(name, list(_shipped(name)))
+        return Suite(name, load_prompts(name) if name in KINDS else list(_shipped(name)))
     path = Path(name).expanduser()
     if path.suffix in (".jsonl", ".json") or path.exists():
         return read_suite(path)
-    raise RequestError(
-        f"unknown suite {name!r}{nearest(name, SUITES)}; available: {', '.join(SUITES)}, or the path of a JSONL file"
-    )
+    raise RequestError(f"unknown suite {name!r}{nearest(name, SUITES)}; available: {KNOWN}")
 
 
 def read_suite(path: Path) -> Suite:

@@ -18,6 +18,7 @@ from slipstream.build import Guess, Part, arm_of
 from slipstream.control.adaptive import AdaptiveBudget, AdaptiveOptions
 from slipstream.control.prices import Prices
 from slipstream.control.profile import Profile
+from slipstream.measure.record import record
 from slipstream.measure.report import Ratio, Times, rate, speedup
 from slipstream.measure.timing import Results, in_turn, llm_runner, warm_up
 from slipstream.types import SamplingParams
@@ -62,6 +63,7 @@ class Tuned:
     auto_speed: float
     lines: list[Line] = field(default_factory=list)
     seconds: float = 0.0
+    record: dict[str, Any] = field(default_factory=dict)  # versions, machine, hashes
     differing: list[str] = field(default_factory=list)  # ways whose text is not plain's, and where it first is not
 
     @property
@@ -82,6 +84,7 @@ class Tuned:
             "same_texts": not self.differing,
             "differing": self.differing,
             "seconds": self.seconds,
+            "record": self.record,
             "profile": self.profile.as_dict(),
         }
 
@@ -145,7 +148,10 @@ def tune(llm: LLM, prompts: list[list[int]], params: SamplingParams, *, seconds:
     results = in_turn(runners, prompts, 5, tick=tick, deadline=deadline)
     profiles.save(llm.opened)
     alike = params.greedy or llm.engine.rule.shared_noise  # else a drafted text is another draw of the same law
-    return _tuned(profile, [first, results], lines, start, alike)
+    found = _tuned(profile, [first, results], lines, start, alike)
+    opened = llm.opened
+    about = record(model=opened.folder, drafter=llm.drafter_folder, prompts=prompts, device=opened.device)
+    return dataclasses.replace(found, record=about)
 
 
 def _warm(llms: dict[str, LLM], prompts: list[list[int]], params: SamplingParams) -> None:

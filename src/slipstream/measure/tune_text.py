@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from slipstream.measure.record import record_line
 from slipstream.measure.report import table
 from slipstream.measure.tune import Line, Tuned
 
@@ -32,6 +33,8 @@ def show(found: Tuned) -> str:
         lines.append(
             f"Best fixed: {best.drafter} with {best.draft_tokens}. auto uses the profile that was just stored."
         )
+    if found.record:
+        lines.append(record_line(found.record))
     return "\n".join(lines)
 
 

@@ -14,16 +14,18 @@ import re
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from slipstream.models.catalogue import CATALOGUE, DEFAULT, Entry, find
 from slipstream.models.store import KEPT, build_folder, home, is_complete, locked, models_dir, readable_errors
-from slipstream.types import RequestError
+from slipstream.types import RequestError, WorkError
 
 __all__ = [
     "CATALOGUE",
     "DEFAULT",
     "KEPT",
     "ModelInfo",
+    "check_kind",
     "has_codes",
     "home",
     "listing",
@@ -54,8 +56,8 @@ class ModelInfo:
     codes: bool = False
 
 
-def resolve(name_or_path: str | os.PathLike[str], progress: bool = True) -> Path:
-    """Return the folder of a model, fetching or converting it on first use.
+def resolve(name_or_path: str | os.PathLike[str], progress: bool = True, what: str = "model") -> Path:
+    """Return the folder of a model, fetching or converting it on first use; `what` it is is said in errors.
 
     A catalogue name wins over a folder of the same name in the working directory (write ./NAME for that).
     """
@@ -64,15 +66,15 @@ def resolve(name_or_path: str | os.PathLike[str], progress: bool = True) -> Path
         return path(text) if is_complete(path(text)) else pull(text, progress)
     local = Path(text).expanduser()
     if local.is_dir():
-        return _checked_folder(local)
+        return _checked_folder(local, what)
     if local.suffix.lower() == ".gguf":
         return _converted(local, progress)
     if _HUB_ID.fullmatch(text) and not text.startswith("."):
         from slipstream.models.hub import snapshot
 
-        return snapshot(text)
+        return snapshot(text, what)
     if "/" in text or os.sep in text:
-        raise RequestError(f"model {text!r}: no such folder")
+        raise RequestError(f"{what} {text!r}: no such folder")
     find(text)  # raises, with the nearest name
     raise AssertionError(text)
 
@@ -87,6 +89,7 @@ def locate(name_or_path: str | os.PathLike[str], *, packed: str | None, progress
     if packed is not None and file.suffix.lower() == ".gguf" and not file.is_dir():
         return _converted(file, progress, weights=False), file
     folder = resolve(name_or_path, progress)
+    check_kind(folder, os.fspath(name_or_path))
     kept = folder / KEPT
     return folder, kept if packed == "int4" and kept.is_file() else folder
 
@@ -167,10 +170,39 @@ def listing() -> list[ModelInfo]:
     return infos
 
 
-def _checked_folder(folder: Path) -> Path:
+def _checked_folder(folder: Path, what: str) -> Path:
     if not (folder / "config.json").is_file():
-        raise RequestError(f"model folder {folder}: no config.json in it; a Hugging Face model folder is needed")
+        raise RequestError(f"{what} folder {folder}: no config.json in it; a Hugging Face folder is needed")
+    _config(folder)
     return folder
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    """Read config.json: a damaged one is named before anything else is looked for in the folder."""
+    file = folder / "config.json"
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as e:
+        raise WorkError(f"{file} cannot be read: {e.strerror or e}") from None
+    except ValueError as e:
+        raise WorkError(f"{file} is not valid JSON: {e}") from None
+    if not isinstance(found, dict):
+        raise WorkError(f"{file} is not valid: it must hold a JSON object, not {type(found).__name__}")
+    return found
+
+
+def check_kind(folder: Path, name: str) -> None:
+    """Refuse a model that neither decoder knows; transformers is asked last, since importing it takes seconds."""
+    from slipstream.nets.families import FAMILIES
+
+    kind = _config(folder).get("model_type")
+    if not isinstance(kind, str) or kind in FAMILIES:
+        return
+    from slipstream.targets.hf_kinds import is_known
+
+    if not is_known(kind):
+        known = f"{', '.join(FAMILIES)}, and those of transformers"
+        raise RequestError(f"model {name!r}: model_type {kind!r} is not known; known: {known}")
 
 
 def _converted(file: Path, progress: bool, weights: bool = True) -> Path:

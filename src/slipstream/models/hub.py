@@ -11,8 +11,8 @@ _WANTED = ["*.safetensors", "*.json", "*.jinja", "*.model", "merges.txt", "vocab
 _UNWANTED = ["*/*", "*.onnx*", "consolidated*"]
 
 
-def snapshot(repo_id: str) -> Path:
-    """Return the local folder of a hub model, downloading it unless the hub's cache has all of it."""
+def snapshot(repo_id: str, what: str = "model") -> Path:
+    """Return the local folder of a hub model, or `what` it is, downloading it unless the hub's cache has all of it."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError, RepositoryNotFoundError
 
@@ -23,17 +23,19 @@ def snapshot(repo_id: str) -> Path:
     except FileNotFoundError:  # LocalEntryNotFoundError: nothing of it in the cache
         pass
     except HFValidationError as error:
-        raise RequestError(f"model {repo_id!r}: not a hub id ({error})") from error
+        raise RequestError(f"{what} {repo_id!r}: not a hub id ({error})") from error
     try:
         folder = Path(snapshot_download(repo_id, allow_patterns=_WANTED, ignore_patterns=_UNWANTED))
     except GatedRepoError as error:
-        raise WorkError(f"model {repo_id!r}: access must be granted on the hub first; then set HF_TOKEN") from error
+        raise WorkError(f"{what} {repo_id!r}: access must be granted on the hub first; then set HF_TOKEN") from error
     except RepositoryNotFoundError as error:
-        raise RequestError(f"model {repo_id!r}: the hub has no such model (or it is private: set HF_TOKEN)") from error
+        raise RequestError(
+            f"{what} {repo_id!r}: the hub has none of that name (or it is private: set HF_TOKEN)"
+        ) from error
     except (HfHubHTTPError, OSError, RuntimeError) as error:
-        raise WorkError(_offline(repo_id, error)) from error
+        raise WorkError(_offline(repo_id, what)) from error  # the cause is for --debug: no reader can act on it
     if not _has_weights(folder):
-        raise RequestError(f"model {repo_id!r}: has no config.json with .safetensors weights")
+        raise RequestError(f"{what} {repo_id!r}: has no config.json with .safetensors weights")
     return folder
 
 
@@ -47,10 +49,8 @@ def _has_weights(folder: Path) -> bool:
     return any(folder.glob("*.safetensors"))
 
 
-def _offline(repo_id: str, error: Exception) -> str:
-    reason = " ".join(str(error).split())[:160]
-    return (
-        f"model {repo_id!r}: not in the local hub cache, and the hub cannot be reached "
-        f"({type(error).__name__}: {reason}); "
-        "use a local folder, a .gguf file or a name from 'slipstream models list'"
+def _offline(repo_id: str, what: str) -> str:
+    here = (
+        "a local folder" if what == "drafter" else "a local folder, a .gguf file or a name of 'slipstream models list'"
     )
+    return f"{what} {repo_id!r}: not in the local hub cache, and the hub cannot be reached; use {here}"

@@ -13,14 +13,19 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from slipstream.types import WorkError
+from slipstream.types import RequestError, WorkError
 
 KEPT = "model.gguf"  # beside the converted weights: the published codes
 
 
 def home() -> Path:
-    """Return $SLIPSTREAM_HOME, or ~/.cache/slipstream."""
-    return Path(os.environ.get("SLIPSTREAM_HOME") or "~/.cache/slipstream").expanduser()
+    """Return $SLIPSTREAM_HOME, or ~/.cache/slipstream; a file in its place is a `RequestError`."""
+    given = os.environ.get("SLIPSTREAM_HOME")
+    place = Path(given or "~/.cache/slipstream").expanduser()
+    in_the_way = next((str(p) for p in (place, *place.parents) if os.path.isfile(p)), "")
+    if given and in_the_way:
+        raise RequestError(f"SLIPSTREAM_HOME={given}: {in_the_way} is a file; name a folder, or unset the variable")
+    return place
 
 
 def models_dir() -> Path:

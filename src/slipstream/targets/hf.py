@@ -7,9 +7,11 @@ forget them is refused then, not at the first request. It does not batch rows in
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -272,13 +274,28 @@ def _dtype(dtype: torch.dtype | str) -> torch.dtype | str:
     return found
 
 
+@contextlib.contextmanager
+def _bar_on_terminals_only() -> Iterator[None]:
+    from transformers.utils import logging
+
+    hide = logging.is_progress_bar_enabled() and not sys.stderr.isatty()
+    if hide:
+        logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if hide:
+            logging.enable_progress_bar()
+
+
 def _load(path: str, dtype: torch.dtype | str | None, trust_remote_code: bool) -> Any:
     from transformers import AutoModelForCausalLM
 
     try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            path, dtype=_dtype(dtype or "auto"), trust_remote_code=trust_remote_code, output_loading_info=True
-        )
+        with _bar_on_terminals_only():
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                path, dtype=_dtype(dtype or "auto"), trust_remote_code=trust_remote_code, output_loading_info=True
+            )
     except (OSError, ValueError) as error:
         raise RequestError(f"model {path!r} cannot be loaded as a causal language model: {error}") from error
     model, info = loaded

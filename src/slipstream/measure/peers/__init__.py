@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -18,6 +18,8 @@ from typing import Any
 from slipstream.config import unknown
 from slipstream.types import RequestError
 
+NO_DRAFT = "peer {} needs a draft model: add draft_model:PATH to --drafter"
+NO_GGUF = "peer {} runs .gguf files only, not {}: give --model FILE.gguf, or pull it again"
 Generate = Callable[[list[list[int]], list[int], int], list[list[int]]]  # prompts, seeds, most tokens -> outputs
 
 
@@ -60,7 +62,8 @@ class Task:
 class Peer:
     """One line of the table: the module here, the package it needs, the extra that installs it.
 
-    `batches`: it decodes several prompts at once. `same_arithmetic`: it computes with the same weights in the same
+    `batches`: it decodes several prompts at once. `drafts`: it needs a draft model. `gguf`: it runs a .gguf file only.
+    `same_arithmetic`: it computes with the same weights in the same
     number format, so that greedy outputs must agree with ours up to rounding.
     """
 
@@ -70,6 +73,8 @@ class Peer:
     extra: str
     batches: bool = True
     same_arithmetic: bool = True
+    drafts: bool = False
+    gguf: bool = False
 
 
 _HERE = "slipstream.measure.peers."
@@ -77,13 +82,24 @@ PEERS: Mapping[str, Peer] = MappingProxyType(
     {
         "hf": Peer("transformers generate, plain", f"{_HERE}hf", "transformers", ""),
         "hf-assisted": Peer(
-            "transformers generate with a draft model", f"{_HERE}hf_assisted", "transformers", "", batches=False
+            "transformers generate with a draft model",
+            f"{_HERE}hf_assisted",
+            "transformers",
+            "",
+            batches=False,
+            drafts=True,
         ),
         "hf-lookup": Peer(
             "transformers generate with prompt lookup", f"{_HERE}hf_lookup", "transformers", "", batches=False
         ),
         "llama-cpp": Peer(
-            "llama-cpp-python, plain", f"{_HERE}llama_cpp", "llama_cpp", "bench", batches=False, same_arithmetic=False
+            "llama-cpp-python, plain",
+            f"{_HERE}llama_cpp",
+            "llama_cpp",
+            "bench",
+            batches=False,
+            same_arithmetic=False,
+            gguf=True,
         ),
         "llama-cpp-lookup": Peer(
             "llama-cpp-python with prompt lookup",
@@ -92,6 +108,7 @@ PEERS: Mapping[str, Peer] = MappingProxyType(
             "bench",
             batches=False,
             same_arithmetic=False,
+            gguf=True,
         ),
         "vllm": Peer("vLLM, plain", f"{_HERE}vllm", "vllm", "vllm"),
     }
@@ -108,6 +125,17 @@ def parse_peers(text: str) -> list[str]:
             wanted = f"slipstream[{PEERS[name].extra}]" if PEERS[name].extra else PEERS[name].package
             raise RequestError(f"peer {name} is not installed: pip install '{wanted}', or leave it out of --against")
     return names
+
+
+def check_peers(names: Sequence[str], model: str, draft: Path | None) -> None:
+    """Refuse a peer that lacks what it needs, before anything is loaded: a draft model's folder, a .gguf file."""
+    from slipstream import models
+
+    for name in names:
+        if PEERS[name].drafts and draft is None:
+            raise RequestError(NO_DRAFT.format(name))
+        if PEERS[name].gguf and models.locate(model, packed="int4")[1].suffix.lower() != ".gguf":
+            raise RequestError(NO_GGUF.format(name, model))
 
 
 def open_peer(name: str, task: Task) -> Generate:

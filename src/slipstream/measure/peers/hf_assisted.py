@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slipstream.measure.peers import Generate, Task
+from slipstream.measure.peers import NO_DRAFT, Generate, Task
 from slipstream.measure.peers.hf import generator, load
 from slipstream.types import RequestError
 
@@ -10,7 +10,7 @@ from slipstream.types import RequestError
 def open_peer(task: Task) -> Generate:
     """Return `generate` with the task's draft model; without one it is an error."""
     if task.draft_folder is None:
-        raise RequestError("peer hf-assisted needs a draft model: add draft_model:PATH to --drafter")
+        raise RequestError(NO_DRAFT.format("hf-assisted"))
     if task.draft_folder == task.folder:  # two objects: transformers changes settings of both
         return generator(task, assistant_model=load.__wrapped__(task.draft_folder, task.dtype, task.device))
     return generator(task, assistant_model=load(task.draft_folder, task.dtype, task.device))

@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from slipstream.measure.peers import Generate, Task
+from slipstream.measure.peers import NO_GGUF, Generate, Task
 from slipstream.measure.peers.hf import ended
 from slipstream.models import KEPT
 from slipstream.types import RequestError
@@ -29,9 +29,7 @@ def generator(task: Task, **extra: Any) -> Generate:
     if path.suffix.lower() != ".gguf":
         path = task.folder / KEPT
         if not path.is_file():
-            raise RequestError(
-                f"peer llama-cpp runs .gguf files only, not {task.name}: give --model FILE.gguf, or pull it again"
-            )
+            raise RequestError(NO_GGUF.format("llama-cpp", task.name))
     threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     gpu = -1 if task.device.startswith("cuda") else 0
     llama = Llama(
