@@ -299,6 +299,9 @@ class Target(Protocol):
 class Controller(Protocol):
     """Decide how much to draft, from what was known before the round only (law 4)."""
 
+    def begin(self) -> None:
+        """Hear that a round begins, before prompts are read: drafters that ask somebody are told whom."""
+
     def budget(self, rows: list[Sequence]) -> list[int]:
         """Return the most nodes to draft for each row."""
 

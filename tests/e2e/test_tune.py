@@ -54,6 +54,17 @@ def test_a_least_number_of_tokens_gives_way_to_the_time_there_is():
     assert (same.max_tokens, same.min_tokens) == (40, 4)
 
 
+def test_where_time_is_short_a_long_prompt_gives_way_to_short_ones_after_it():
+    long, short = [0] * 1600, [0] * 32  # 5.0 and 0.1 seconds to read, and 0.1 seconds for each token
+    kept, fitted = _fitted(flat(0.1), [short, long, short, short], SamplingParams(max_tokens=64), seconds=20.0, runs=2)
+    assert [len(ids) for ids in kept] == [32, 32, 32]
+    assert fitted.max_tokens == 32  # 10 seconds a run: 0.3 to read and 9.7 for 96 tokens
+    kept, fitted = _fitted(flat(0.1), [short, long, short, short], SamplingParams(max_tokens=64), seconds=80.0, runs=2)
+    assert [len(ids) for ids in kept] == [32, 1600, 32, 32]
+    assert fitted.max_tokens == 64
+    assert _fitted(flat(0.1), [long, short], SamplingParams(), seconds=0.1, runs=2)[0] == [long]
+
+
 def test_flags_of_other_engines():
     vllm = flags("lookup", 8, "")["vllm"]
     assert json.loads(vllm.partition("'")[2].rstrip("'"))["method"] == "ngram"

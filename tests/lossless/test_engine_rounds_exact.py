@@ -40,6 +40,8 @@ class Eager:
     def __init__(self, most: int) -> None:
         self.most, self._next = most, dict[int, int]()
 
+    def begin(self) -> None: ...
+
     def budget(self, rows: list[Sequence]) -> list[int]:
         return [self._next.get(row.id, self.most) for row in rows]
 

@@ -101,6 +101,8 @@ class Lengths:
     def __init__(self, lengths: tuple[int, ...]) -> None:
         self.lengths = lengths
 
+    def begin(self) -> None: ...
+
     def budget(self, rows: list[Sequence]) -> list[int]:
         """Return the row's length."""
         return [self.lengths[row.id % len(self.lengths)] for row in rows]

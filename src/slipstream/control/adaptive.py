@@ -87,7 +87,7 @@ class AdaptiveBudget:
         self._sureness = [Sureness() for _ in self.arms]
         self._rows: WeakKeyDictionary[Sequence, Own] = WeakKeyDictionary()
         self._now, self._began = clock, 0.0
-        self._tell()
+        self.begin()
 
     def always(self, nodes: int) -> AdaptiveBudget:
         """Return a controller of the same drafters that always drafts: to test what is drafted, whatever it costs."""
@@ -120,7 +120,6 @@ class AdaptiveBudget:
     def budget(self, rows: list[Sequence]) -> list[int]:
         """Decide who drafts how much for each row. Deciding twice changes nothing."""
         self._began = self._now()
-        self._tell()
         owns, offered = [], False
         for row in rows:
             own = self._own(row)
@@ -157,7 +156,7 @@ class AdaptiveBudget:
             cost = self._cost(own, rows[b], drafted[b], len(rows)) if drafted[b] else 1.0
             own.after(1 + accepted[b], cost, self.options.curiosity)
 
-    def _tell(self) -> None:
+    def begin(self) -> None:
         """Have the drafters ask here; in each round, since a drafter may serve several engines by turns."""
         for tell, whom in self._hooks:
             tell(whom)

@@ -19,10 +19,13 @@ class FixedBudget:
             raise RequestError(f"draft_tokens is {nodes!r}; give a whole number of at least 0, or 'auto'")
         self.nodes, self._hooks = nodes, hooks
 
-    def budget(self, rows: list[Sequence]) -> list[int]:
-        """Return the fixed number for each row."""
+    def begin(self) -> None:
+        """Have the drafters ask nobody."""
         for hook in self._hooks:
             hook(None)
+
+    def budget(self, rows: list[Sequence]) -> list[int]:
+        """Return the fixed number for each row."""
         return [self.nodes] * len(rows)
 
     def record(self, rows: list[Sequence], draft: Draft, verdict: Verdict, laws: Laws) -> None:

@@ -126,6 +126,7 @@ class Engine:
         self._in_round = True
         try:
             with self.at_work:
+                self.controller.begin()
                 rows = self.scheduler.plan()
                 if not rows:
                     return []

@@ -87,6 +87,8 @@ class _Sizes:
         self.order = [*range(len(sizes)), *reversed(range(len(sizes)))]
         self._sizes, self.calls = sizes, 0
 
+    def begin(self) -> None: ...
+
     def budget(self, rows: list[Sequence]) -> list[int]:
         return [self._sizes[self.order[self.calls % len(self.order)]]] * len(rows)
 

@@ -162,19 +162,20 @@ def _warm(llms: dict[str, LLM], prompts: list[list[int]], params: SamplingParams
 def _fitted(
     profile: Profile, prompts: list[list[int]], params: SamplingParams, seconds: float, runs: int
 ) -> tuple[list[list[int]], SamplingParams]:
-    """Choose how many prompts and tokens fit the time, if every run took as long as plain decoding."""
-    each = seconds / runs
+    """Choose the prompts and tokens that fit the time, if every run took as long as plain decoding; the first always.
+
+    A prompt too long for what is left is passed over: short ones of other kinds after it say more than none.
+    """
+    each, token = seconds / runs, profile.target(1, 1)
     wanted = params.max_tokens or 64
     kept: list[list[int]] = []
     spent = 0.0
     for ids in prompts:
         prefill = len(ids) / 32 * profile.target(1, 32)
-        least = prefill + LEAST_TOKENS * profile.target(1, 1, len(ids))
-        if kept and spent + least > each:
-            break
-        kept.append(ids)
-        spent += prefill
-    room = max(0.0, each - spent) / len(kept) / profile.target(1, 1)
+        if not kept or spent + prefill + (len(kept) + 1) * LEAST_TOKENS * token <= each:
+            kept.append(ids)
+            spent += prefill
+    room = max(0.0, each - spent) / len(kept) / token
     tokens = int(max(LEAST_TOKENS, min(wanted, room)))
     tokens = min(wanted, tokens)
     return kept, dataclasses.replace(params, max_tokens=tokens, min_tokens=min(params.min_tokens, tokens))

@@ -57,6 +57,9 @@ class Learning:
     def __init__(self, most: int = 2) -> None:
         self.most, self._next = most, dict[int, int]()
 
+    def begin(self) -> None:
+        """Tell nobody anything."""
+
     def budget(self, rows: list[Sequence]) -> list[int]:
         """Return what the last round suggests."""
         return [self._next.get(row.id, self.most) for row in rows]
