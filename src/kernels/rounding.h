@@ -3,7 +3,6 @@
 // in its row and nowhere else; a group whose values all lie below 2^-100 becomes zero.
 #pragma once
 
-#include <cmath>
 #include <cstdint>
 #include <cstring>
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slipstream.config import DrafterConfig, EngineConfig, TargetConfig, choose, unknown
+from slipstream.config import DrafterConfig, EngineConfig, TargetConfig, choose
 from slipstream.machine import (
     cpu_flags,
     give_back_memory,
@@ -22,7 +22,7 @@ from slipstream.machine import (
 from slipstream.opened import Guess, Opened, Part, Wanted
 from slipstream.plugins import DRAFTERS, PLANNED, RULES, TARGETS, PlugIn
 from slipstream.profiles import cost_name, profile_for
-from slipstream.specs import DrafterChoice, parse_drafter
+from slipstream.specs import DrafterChoice, check_options, parse_drafter
 from slipstream.types import Controller, Drafter, RequestError, VerifyRule, WorkError
 
 __all__ = ["DRAFTERS", "PLANNED", "RULES", "TARGETS", "DrafterChoice", "Guess", "Opened", "Part", "PlugIn", "Wanted"]
@@ -117,9 +117,7 @@ def open_drafter(config: DrafterConfig, opened: Opened, *, rows: int, tree: bool
         return _open_mix(choice, config, opened, Wanted(rows=rows, tree=tree))
     plug = DRAFTERS[choice.name if not choice.parts else "none"]
     options = {**choice.options, **config.options}
-    for key in options:
-        if key not in plug.options:
-            raise unknown(f"option of drafter {choice.name}", key, plug.options)
+    check_options(choice.name if not choice.parts else "none", config.options)  # a spec's own are checked
     if choice.name == "none" and config.draft_tokens:
         raise RequestError(f"draft_tokens={config.draft_tokens} has no effect with drafter none; use 0, or another")
     if config.draft_tokens == 0 and choice.name != "none":

@@ -39,13 +39,19 @@ def parse_drafter(spec: str) -> DrafterChoice:
         return _mix(spec, parts)
     bare, options = _options_of(spec)
     choice = _choice(bare)
-    known = DRAFTERS[choice.name].options
+    check_options(choice.name, options)
+    return replace(choice, options=options) if options else choice
+
+
+def check_options(name: str, options: Mapping[str, Any]) -> None:
+    """Refuse an option that the drafter of this name does not have."""
+    known = DRAFTERS[name].options
     for key in options:
         if not known:
-            raise RequestError(f"drafter {spec!r}: {choice.name} has no options; leave out ?{key}={options[key]}")
+            said = f"{name} has no options; leave out {key}={options[key]}"
+            raise RequestError(f"unknown option of drafter {name}: {said}")
         if key not in known:
-            raise unknown(f"option of drafter {choice.name}", key, known)
-    return replace(choice, options=options) if options else choice
+            raise unknown(f"option of drafter {name}", key, known)
 
 
 def check_places(spec: str) -> None:

@@ -111,9 +111,10 @@ class AdaptiveBudget:
 
     def waits(self, arm: int, row: Sequence) -> bool:
         """Say whether a drafter should leave a row's prompt unread for now."""
-        size, kind = row.prompt_len, self._kind(row.params.greedy)
+        size = row.prompt_len
         if size <= GLANCE or self.options.fixed is not None:  # asked in every round: the cheap answers first
             return False
+        kind = self._kind(row.params.greedy)
         price = size * self._prices.reading(arm, kind) / self._prices.plain(1, size, kind)
         return not at_once(price, left_to_write(row))
 

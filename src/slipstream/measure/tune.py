@@ -176,8 +176,7 @@ def _fitted(
             kept.append(ids)
             spent += prefill
     room = max(0.0, each - spent) / len(kept) / token
-    tokens = int(max(LEAST_TOKENS, min(wanted, room)))
-    tokens = min(wanted, tokens)
+    tokens = min(wanted, max(LEAST_TOKENS, int(room)))
     return kept, dataclasses.replace(params, max_tokens=tokens, min_tokens=min(params.min_tokens, tokens))
 
 

@@ -22,8 +22,8 @@ def home() -> Path:
     """Return $SLIPSTREAM_HOME, or ~/.cache/slipstream; a file in its place is a `RequestError`."""
     given = os.environ.get("SLIPSTREAM_HOME")
     place = Path(given or "~/.cache/slipstream").expanduser()
-    in_the_way = next((str(p) for p in (place, *place.parents) if os.path.isfile(p)), "")
-    if given and in_the_way:
+    in_the_way = next((str(p) for p in (place, *place.parents) if os.path.isfile(p)), "") if given else ""
+    if in_the_way:
         raise RequestError(f"SLIPSTREAM_HOME={given}: {in_the_way} is a file; name a folder, or unset the variable")
     return place
 
